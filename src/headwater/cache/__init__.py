@@ -1,0 +1,1 @@
+"""In-place buffers and the drop-in transformers cache."""

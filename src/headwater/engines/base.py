@@ -1,0 +1,129 @@
+"""The seam between a conversation and a runtime: an engine is a model, a stream is one conversation inside it.
+
+Knows tokens, positions and logits. Does not know any runtime, policy name, dialogue rule or sampling. One contract suite
+(`tests/contract/test_engines.py`) runs over every engine.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headwater.policies.window import Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evicted:
+    """Positions `[start, stop)` of the stream that left the cache for good, in one eviction."""
+
+    start: int
+    stop: int
+
+    @property
+    def count(self) -> int:
+        return self.stop - self.start
+
+
+class Stream(ABC):
+    """One conversation inside an engine: what was fed, what is held.
+
+    Positions count tokens of the whole stream from 0 and are never renumbered. A stream with a `window` evicts by itself,
+    after the step that crosses the budget, and splits what it is fed so that neither the held set nor the logits depend
+    on how the caller cuts the text. A stream without a window (`None`) never evicts and raises ContextFull at its limit.
+    """
+
+    window: Window | None
+
+    @property
+    @abstractmethod
+    def seen(self) -> int:
+        """Tokens ever fed."""
+
+    @property
+    @abstractmethod
+    def kept(self) -> NDArray[np.int64]:
+        """Positions held, ascending, `[held]`."""
+
+    @property
+    def held(self) -> int:
+        """Tokens whose K and V are in the cache now."""
+        return len(self.kept)
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Physical bytes of the cache now."""
+
+    @abstractmethod
+    def feed(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Feed at least one token; return the logits after the last one, `[vocab]`.
+
+        Raises ContextFull (no window and no room) with nothing fed, UsageError for an empty list or an unknown token id.
+        """
+
+    @abstractmethod
+    def score(self, tokens: Sequence[int]) -> NDArray[np.float64]:
+        """Feed the tokens and return the natural-log probability each had just before it was fed, `[len(tokens)]`.
+
+        Every probability is given what the cache held at that step. Raises UsageError when nothing was fed before:
+        the first token of a stream has no prediction.
+        """
+
+    @abstractmethod
+    def evict(self, count: int) -> Evicted:
+        """Drop the `count` oldest unpinned tokens now. Raises UsageError when fewer are held, or without a window."""
+
+    @abstractmethod
+    def rollback(self, count: int) -> None:
+        """Take back the newest `count` tokens, exactly. Raises CacheStateError when they caused an eviction.
+
+        The prediction for the next token is gone with them: feed at least one token before `score`.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the memory back. Any later call raises CacheStateError; closing twice is allowed."""
+
+
+class Engine(ABC):
+    """A loaded model that can hold conversations."""
+
+    name: str
+    """What the user called it, e.g. `smollm2`."""
+
+    context_length: int
+    """The trained length, in tokens."""
+
+    stop_tokens: frozenset[int]
+    """Ids that end an answer."""
+
+    supplies: frozenset[str]
+    """What policies may ask of it, e.g. `attention`; empty when it only evicts by position."""
+
+    @abstractmethod
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """Token ids of `text`, nothing added. Control tokens in it are parsed only when `special` is set, so that a
+        user's text can never open or close a turn."""
+
+    @abstractmethod
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Text of the ids; control tokens are left out. Broken UTF-8 comes out as U+FFFD."""
+
+    @abstractmethod
+    def render(self, messages: Sequence[Mapping[str, str]], *, open_answer: bool) -> str:
+        """The model's chat template over `{"role": ..., "content": ...}`; `open_answer` adds what opens an answer.
+
+        Raises UnsupportedModel when the model has no chat template, saying how to give one, or refuses the roles.
+        """
+
+    @abstractmethod
+    def open(self, window: Window | None, *, limit_tokens: int | None = None) -> Stream:
+        """A new, empty conversation. Without a window it never evicts, up to `limit_tokens` (default: the trained
+        length). Raises BudgetError when the window does not fit the model's positions."""
+
+    def close(self) -> None:
+        """Give the model back. Streams of a closed engine must not be used."""

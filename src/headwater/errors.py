@@ -1,0 +1,71 @@
+"""Every exception that Headwater raises on purpose.
+
+The doors translate this tree once: the command line to an exit code, a server to an HTTP status.
+
+    HeadwaterError                 exit code 1
+    ├── UsageError                 a value that cannot be used; also a ValueError      exit code 2
+    │   ├── UnknownName            a policy, model, engine or option nobody knows; lists the known ones
+    │   ├── BudgetError            a budget, pins, block or window that do not fit together
+    │   └── InputFileError         a conversation or text file that cannot be read; names the line
+    ├── UnsupportedModel           this model cannot run with this cache; says which layer and why
+    ├── UnsupportedCall            this way of calling the model cannot work with this cache
+    ├── CacheStateError            what was passed contradicts what the cache holds
+    ├── ContextFull                a stream that never evicts has no room left
+    ├── MissingExtra               an optional dependency is not installed; says the command
+    └── ModelMissing               a model is not on this machine; says the command
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class HeadwaterError(Exception):
+    """Base of every error raised on purpose; its text is meant for the user."""
+
+
+class UsageError(HeadwaterError, ValueError):
+    """A value was given that cannot be used. The text says what was given and what is allowed."""
+
+
+class UnknownName(UsageError):
+    """A name that nobody knows."""
+
+    def __init__(self, kind: str, given: str, known: Iterable[str]) -> None:
+        self.kind, self.given, self.known = kind, given, tuple(sorted(known))
+        super().__init__(f"unknown {kind} {given!r}; known: {', '.join(self.known)}")
+
+
+class BudgetError(UsageError):
+    """A budget, pins, block or window that do not fit together."""
+
+
+class InputFileError(UsageError):
+    """A file that cannot be read as what it should be. The text names the file and the line."""
+
+
+class UnsupportedModel(HeadwaterError):
+    """The model cannot run with this cache; the text names the layer and the reason."""
+
+
+class UnsupportedCall(HeadwaterError):
+    """The model was called in a way that cannot work with this cache; the text says what would."""
+
+
+class CacheStateError(HeadwaterError):
+    """What was passed contradicts what the cache holds."""
+
+
+class ContextFull(HeadwaterError):
+    """A stream that never evicts has no room for the tokens it was given."""
+
+
+class MissingExtra(HeadwaterError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} is not installed; run: pip install 'headwater[{extra}]'")
+
+
+class ModelMissing(HeadwaterError):
+    """A model is not on this machine; the text gives the command that brings it."""

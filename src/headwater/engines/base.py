@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from headwater.errors import UnsupportedCall
 from headwater.policies.window import Window
 
 
@@ -84,6 +85,13 @@ class Stream(ABC):
         The prediction for the next token is gone with them: feed at least one token before `score`.
         """
 
+    def skip(self, positions: int) -> None:
+        """Move the stream's positions on, as if that many tokens had passed through the window; an experiment's tool.
+
+        Raises UnsupportedCall where the runtime cannot.
+        """
+        raise UnsupportedCall(f"this engine's streams cannot skip {positions} positions; use the transformers engine")
+
     @abstractmethod
     def close(self) -> None:
         """Give the memory back. Any later call raises CacheStateError; closing twice is allowed."""
@@ -121,9 +129,10 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def open(self, window: Window | None, *, limit_tokens: int | None = None) -> Stream:
+    def open(self, window: Window | None, *, reindex: bool = True, limit_tokens: int | None = None) -> Stream:
         """A new, empty conversation. Without a window it never evicts, up to `limit_tokens` (default: the trained
-        length). Raises BudgetError when the window does not fit the model's positions."""
+        length). With `reindex` the pins stay right before the window in the model's positions; without, they stay where
+        they were written. Raises BudgetError when the window does not fit the model's positions."""
 
     def close(self) -> None:
         """Give the model back. Streams of a closed engine must not be used."""

@@ -1,0 +1,70 @@
+# One command each; `make` alone lists them.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+WORKERS ?= 2
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+READY := .venv/.ready
+BASE := build/base
+
+.PHONY: help setup model test check lint smoke format demo bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) ## make .venv with everything pinned; seconds when there is nothing to do
+
+# torch comes first and by its exact version: left to a dependency, pip may choose a far larger build of it.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "Headwater needs Python 3.11 or newer, and $(PYTHON) is" \
+	           "$$($(PYTHON) --version 2>&1 || true); run: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "Setting up .venv"
+	@$(PYTHON) -m venv .venv
+	@$(PIP) --upgrade pip
+	@$(PIP) torch
+	@$(PIP) --editable '.[transformers,report]' --group dev
+	@touch $@
+
+model: setup
+	@$(BIN)/headwater models path smollm2 >/dev/null 2>&1 || $(BIN)/headwater models fetch smollm2
+
+# COVERAGE=1 measures coverage in the same run; ARGS goes to pytest.
+test: model ## run the whole test suite
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(if $(COVERAGE),--cov --cov-report=term) $(ARGS)
+
+lint: setup ## format, lint, types and import floors, without changing a file
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+# A wheel of its own in an environment of its own: what `pip install headwater` gives, no extra, no checkout.
+smoke: setup ## build the wheel, install it without extras, and run it
+	@rm -rf $(BASE) && mkdir -p $(BASE)
+	@$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir $(BASE) .
+	@$(PYTHON) -m venv $(BASE)/venv
+	@$(BASE)/venv/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $(BASE)/*.whl
+	cd $(BASE) && venv/bin/python -I $(CURDIR)/tests/base_install.py && venv/bin/headwater --version
+
+check: lint smoke ## everything that .ci/run checks
+	@$(MAKE) --no-print-directory test COVERAGE=1
+
+format: setup ## format the sources and mend what ruff can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+demo: model ## compare the policies on the embedded model over a real conversation
+	@$(BIN)/headwater compare --output report
+	@echo "Report: $(CURDIR)/report/index.html"
+
+bench: model ## measure speed and memory, and perplexity over a long text
+	$(BIN)/python -m bench.cache
+	$(BIN)/headwater stream
+
+clean: ## remove the environment and everything that was made
+	rm -rf .venv build dist report .coverage .pytest_cache .ruff_cache .hypothesis .import_linter_cache

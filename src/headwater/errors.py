@@ -11,8 +11,10 @@ The doors translate this tree once: the command line to an exit code, a server t
     ├── UnsupportedCall            this way of calling the model cannot work with this cache
     ├── CacheStateError            what was passed contradicts what the cache holds
     ├── ContextFull                a stream that never evicts has no room left
+    ├── OverCapacity               a policy driven past the budget it was built for; also a RuntimeError
     ├── MissingExtra               an optional dependency is not installed; says the command
-    └── ModelMissing               a model is not on this machine; says the command
+    ├── ModelMissing               a model is not on this machine; says the command
+    └── ModelFileError             a model's files cannot be had, trusted, converted or stored; says why
 """
 
 from __future__ import annotations
@@ -29,11 +31,12 @@ class UsageError(HeadwaterError, ValueError):
 
 
 class UnknownName(UsageError):
-    """A name that nobody knows."""
+    """A name that nobody knows. `also` says what else than a known name is accepted."""
 
-    def __init__(self, kind: str, given: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, given: str, known: Iterable[str], *, also: str = "") -> None:
         self.kind, self.given, self.known = kind, given, tuple(sorted(known))
-        super().__init__(f"unknown {kind} {given!r}; known: {', '.join(self.known)}")
+        more = f"; also accepted: {also}" if also else ""
+        super().__init__(f"unknown {kind} {given!r}; known: {', '.join(self.known)}{more}")
 
 
 class BudgetError(UsageError):
@@ -60,6 +63,10 @@ class ContextFull(HeadwaterError):
     """A stream that never evicts has no room for the tokens it was given."""
 
 
+class OverCapacity(HeadwaterError, RuntimeError):
+    """A policy was driven past the budget it was built for."""
+
+
 class MissingExtra(HeadwaterError):
     """An optional dependency is not installed."""
 
@@ -69,3 +76,7 @@ class MissingExtra(HeadwaterError):
 
 class ModelMissing(HeadwaterError):
     """A model is not on this machine; the text gives the command that brings it."""
+
+
+class ModelFileError(HeadwaterError):
+    """A model's files cannot be had, trusted, converted, stored or read; the text says why and what to do."""

@@ -1,0 +1,260 @@
+"""The transformers engine: a torch model behind the seam.
+
+Knows how to run a model forward with a cache and to bring logits over as NumPy arrays. Does not know eviction (the
+cache does it), dialogue or sampling. Two kinds of stream: with a window, over a WindowCache; without, over the
+model's own growing cache.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jinja2
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headwater.cache.adapter import WindowCache, stock_bytes, stock_cache
+from headwater.engines.base import Engine, Evicted, Stream
+from headwater.engines.models import load, resolve
+from headwater.errors import BudgetError, CacheStateError, ContextFull, UnsupportedModel, UsageError
+from headwater.policies.window import Window
+
+CHUNK = 512
+"""The most tokens in one forward pass."""
+
+SCORED_CHUNK = 128
+"""The same where the logits of every token are wanted: a vocabulary of 50,000 costs 200 kB a token."""
+
+
+class TransformersEngine(Engine):
+    """A causal language model of transformers with its tokenizer."""
+
+    supplies = frozenset()
+
+    def __init__(self, model: Any, tokenizer: Any, *, name: str, template: str | None = None) -> None:
+        self.model: Any = model.eval()
+        self.tokenizer: Any = tokenizer
+        self.name = name
+        self.template = template or tokenizer.chat_template
+        text = model.config.get_text_config(decoder=True)
+        self.vocab_size = int(text.vocab_size)
+        self.context_length = int(getattr(text, "max_position_embeddings", 0) or 2**31)
+        self.stop_tokens = frozenset(_ids(model.generation_config.eos_token_id) + _ids(tokenizer.eos_token_id))
+
+    @classmethod
+    def load(
+        cls, model: str, *, dtype: str = "float32", device: str = "cpu", template: str | None = None
+    ) -> TransformersEngine:
+        """Load a known name, a folder, a GGUF file or a hub id; `template` is Jinja text for models without one."""
+        resolved = resolve(model)
+        loaded, tokenizer = load(resolved, dtype=dtype, device=device)
+        return cls(loaded, tokenizer, name=model, template=template)
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=not special))
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        return self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def render(self, messages: Sequence[Mapping[str, str]], *, open_answer: bool) -> str:
+        if not self.template:
+            raise UnsupportedModel(
+                f"{self.name} has no chat template; give one as Jinja text: headwater chat --template FILE, or "
+                f"Chat.open(..., template=TEXT)"
+            )
+        try:
+            return self.tokenizer.apply_chat_template(
+                list(messages), chat_template=self.template, tokenize=False, add_generation_prompt=open_answer
+            )
+        except jinja2.TemplateError as error:
+            roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
+            raise UnsupportedModel(f"the chat template of {self.name} refuses the roles {roles}: {error}") from error
+
+    def open(self, window: Window | None, *, reindex: bool = True, limit_tokens: int | None = None) -> Stream:
+        if window is not None:
+            return WindowStream(self, window, reindex=reindex)
+        limit = self.context_length if limit_tokens is None else limit_tokens
+        if not 1 <= limit <= self.context_length:
+            raise BudgetError(
+                f"limit_tokens must be between 1 and the trained length of {self.context_length}, got {limit}"
+            )
+        return GrowingStream(self, limit)
+
+    def close(self) -> None:
+        self.model = self.tokenizer = None
+
+
+class _TorchStream(Stream):
+    """What both kinds share: forward passes, and the prediction that the last one left."""
+
+    def __init__(self, engine: TransformersEngine, cache: Any) -> None:
+        self._engine = engine
+        self._cache: Any = cache
+        self._next: torch.Tensor | None = None
+
+    @abstractmethod
+    def _piece(self, count: int) -> int:
+        """How many of the next `count` tokens go in one forward pass."""
+
+    def _open(self) -> Any:
+        if self._cache is None:
+            raise CacheStateError("this stream is closed; open a new one")
+        return self._cache
+
+    def _checked(self, tokens: Sequence[int]) -> list[int]:
+        self._open()
+        checked = [int(token) for token in tokens]
+        if not checked:
+            raise UsageError("no tokens to feed; give at least one")
+        unknown = [token for token in checked if not 0 <= token < self._engine.vocab_size]
+        if unknown:
+            raise UsageError(f"unknown token id {unknown[0]}; ids run from 0 to {self._engine.vocab_size - 1}")
+        return checked
+
+    def _forward(self, tokens: list[int], *, logits: int) -> torch.Tensor:
+        """Logits of the last `logits` tokens (0: of all), `[tokens, vocab]`, float32."""
+        model = self._engine.model
+        ids = torch.tensor([tokens], device=model.device)
+        return model(input_ids=ids, cache=self._cache, use_cache=True, logits_to_keep=logits).logits[0].float()
+
+    @torch.inference_mode()
+    def feed(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        left = self._checked(tokens)
+        while left:
+            count = min(self._piece(len(left)), CHUNK)
+            self._next = self._forward(left[:count], logits=1)[-1].clone()
+            left = left[count:]
+        return self._prediction().cpu().numpy()
+
+    @torch.inference_mode()
+    def score(self, tokens: Sequence[int]) -> NDArray[np.float64]:
+        left = self._checked(tokens)
+        scores: list[NDArray[np.float64]] = []
+        before = self._prediction()
+        while left:
+            count = min(self._piece(len(left)), SCORED_CHUNK)
+            piece, left = left[:count], left[count:]
+            after = self._forward(piece, logits=0)
+            given = torch.cat((before[None], after[:-1])).log_softmax(-1)
+            chosen = torch.tensor(piece, device=given.device)[:, None]
+            scores.append(given.gather(1, chosen)[:, 0].double().cpu().numpy())
+            self._next = before = after[-1].clone()
+        return np.concatenate(scores)
+
+    def _prediction(self) -> torch.Tensor:
+        if self._next is None:
+            raise UsageError("nothing predicts the first of these tokens; feed at least one token before scoring")
+        return self._next
+
+    def close(self) -> None:
+        if self._cache is not None:
+            self._cache.reset()
+        self._cache, self._next = None, None
+
+
+class WindowStream(_TorchStream):
+    """A conversation in a fixed budget, over a WindowCache."""
+
+    def __init__(self, engine: TransformersEngine, window: Window, *, reindex: bool) -> None:
+        self.window = window
+        cache = WindowCache(
+            engine.model,
+            window.budget,
+            sinks=0,
+            pinned=window.pins,
+            block=window.block,
+            reindex="auto" if reindex else "none",
+        )
+        cache.stepwise = True
+        super().__init__(engine, cache)
+
+    def _piece(self, count: int) -> int:
+        return self._cache.exact_chunk(count)
+
+    @property
+    def seen(self) -> int:
+        return self._open().seen
+
+    @property
+    def kept(self) -> NDArray[np.int64]:
+        return self._open().kept
+
+    @property
+    def held(self) -> int:
+        return self._open().held
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._cache is None else self._cache.nbytes
+
+    def evict(self, count: int) -> Evicted:
+        start, stop = self._open().evict(count)
+        return Evicted(start=start, stop=stop)
+
+    def rollback(self, count: int) -> None:
+        self._open().rollback(count)
+        if count:
+            self._next = None
+
+    def skip(self, positions: int) -> None:
+        self._open().skip(positions)
+
+
+class GrowingStream(_TorchStream):
+    """A conversation that keeps everything, up to a limit, over the model's own cache."""
+
+    window = None
+
+    def __init__(self, engine: TransformersEngine, limit: int) -> None:
+        super().__init__(engine, stock_cache(engine.model))
+        self.limit_tokens = limit
+
+    def _checked(self, tokens: Sequence[int]) -> list[int]:
+        checked = super()._checked(tokens)
+        if self.seen + len(checked) > self.limit_tokens:
+            raise ContextFull(
+                f"{self.seen} tokens are held, {len(checked)} more do not fit the limit of {self.limit_tokens}; "
+                f"start over, or choose a policy that evicts"
+            )
+        return checked
+
+    def _piece(self, count: int) -> int:
+        return count
+
+    @property
+    def seen(self) -> int:
+        return self._open().get_seq_length()
+
+    @property
+    def kept(self) -> NDArray[np.int64]:
+        return np.arange(self.seen, dtype=np.int64)
+
+    @property
+    def held(self) -> int:
+        return self.seen
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._cache is None else stock_bytes(self._cache)
+
+    def evict(self, count: int) -> Evicted:
+        raise UsageError(f"cannot evict {count} tokens: this stream keeps everything")
+
+    def rollback(self, count: int) -> None:
+        if not 0 <= count <= self.seen:
+            raise UsageError(f"cannot roll back {count} tokens: {self.seen} were fed")
+        if count:
+            try:
+                self._cache.crop(-count)
+            except RuntimeError as error:
+                raise CacheStateError(f"cannot roll back {count} tokens: {error}") from error
+            self._next = None
+
+
+def _ids(value: Any) -> list[int]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [int(value)]

@@ -1,0 +1,105 @@
+"""What a policy is: an immutable value with parameters, and a rule over what is held and what a signal remembers.
+
+Knows budgets and how victims are selected. Does not know where attention comes from, nor where K and V lie.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Generic
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from headwater.errors import BudgetError, UnsupportedCall
+from headwater.policies.signals import Signal, State
+from headwater.policies.window import Window
+
+POSITION_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slots(Generic[State]):
+    """What a rule looks at: the positions held in every row, ascending, and the signal's state for them."""
+
+    positions: Int64[np.ndarray, "rows slots"]
+    state: State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy(ABC, Generic[State]):
+    """Decides which positions leave a bounded cache.
+
+    A policy says which slots it protects and how it ranks the others; `victims` does the rest, the same for all. The
+    fields of the dataclass are its parameters. Raises BudgetError when the numbers do not fit together.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    """What it keeps, in a few words."""
+    source: ClassVar[str]
+    """Where the method comes from."""
+    reports: ClassVar[frozenset[str]] = frozenset()
+    """Methods that report a figure per row: `method(slots, ...) -> [rows]`."""
+
+    budget: int = 512
+
+    def __post_init__(self) -> None:
+        self.check_integer("budget", self.budget)
+        if self.budget < 1:
+            raise BudgetError(f"{self.name}: budget must be at least 1 token, got budget={self.budget}")
+
+    @property
+    @abstractmethod
+    def signal(self) -> Signal[State]:
+        """What it has to remember of the attention."""
+
+    @abstractmethod
+    def protected(self, slots: Slots[State]) -> Bool[np.ndarray, "rows slots"]:
+        """The slots that never go now, whatever the budget."""
+
+    def scores(self, slots: Slots[State]) -> Float64[np.ndarray, "rows slots"]:
+        """The lowest goes first, and of equals the lowest position; where a policy does not rank, the oldest."""
+        xp = slots.positions.__array_namespace__()
+        return xp.astype(slots.positions, xp.float64)
+
+    def victims(self, slots: Slots[State], budget: int) -> Bool[np.ndarray, "rows slots"]:
+        """The slots that must go so that at most `budget` stay in each row, as far as they are not protected."""
+        xp = slots.positions.__array_namespace__()
+        protected = self.protected(slots)
+        ranked = xp.argsort(xp.where(protected, xp.inf, self.scores(slots)), axis=1, stable=True)
+        rank = xp.argsort(ranked, axis=1, stable=True)
+        return (rank < slots.positions.shape[1] - budget) & ~protected
+
+    def window(self, prefix_tokens: int = 0, block: int | None = None) -> Window | None:
+        """The window that does the same on a live cache, or None when nothing is ever evicted.
+
+        `prefix_tokens` is the length of a prefix to pin, such as the system prompt, for policies that pin; `block` is
+        how many tokens leave at a time. Raises BudgetError when they do not fit, UnsupportedCall when no window can do
+        what the policy does.
+        """
+        raise UnsupportedCall(
+            f"{self.name} does not keep a window of the stream, so it cannot run on a live cache; "
+            "use sliding-window or streaming-llm"
+        )
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What an engine must supply for it."""
+        return self.signal.needs
+
+    @property
+    def capacity(self) -> int:
+        """The most positions ever held: one more than the budget, between a step and its eviction."""
+        return self.budget + 1
+
+    @property
+    def state_bytes_per_slot(self) -> int:
+        """Bytes that a compact implementation holds per slot and row, beside the cache itself."""
+        return POSITION_BYTES + self.signal.bytes_per_slot
+
+    def check_integer(self, parameter: str, value: object) -> None:
+        """Raises BudgetError unless the value is an integer; a bool is not."""
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise BudgetError(f"{self.name}: {parameter} must be an integer, got {parameter}={value!r}")

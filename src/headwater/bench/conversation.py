@@ -86,7 +86,9 @@ def parse(raw: bytes, name: str) -> Conversation:
     attribution, choices = "", []
     if Path(name).suffix.lower() in TEXT_SUFFIXES or not _looks_like_json(text, name):
         messages = list(_paragraphs(text))
-        choices.append("a plain text file: its paragraphs alternate between user and assistant, beginning with the user")
+        choices.append(
+            "a plain text file: its paragraphs alternate between user and assistant, beginning with the user"
+        )
     else:
         messages, attribution = _json_messages(text, name)
     system, exchanges, notes = _pair(messages, name)

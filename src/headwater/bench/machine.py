@@ -1,6 +1,6 @@
 """What a measurement ran on: hardware and versions.
 
-Knows the operating system's files and the installed packages' metadata. Does not import any runtime: a runtime's version
+Knows the operating system's files and the installed packages' metadata. Does not import any runtime: the version of one
 is recorded when the process has it loaded.
 """
 

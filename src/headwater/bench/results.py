@@ -27,8 +27,8 @@ END = "the end of the conversation"
 class Turn:
     """One assistant turn: what its text cost, and the cache when its last token had been fed.
 
-    `turn` counts messages from 1, questions and answers. `nll` is the sum of negative natural-log probabilities over the
-    `tokens` of its text. `evicted` is how many tokens of the stream had left for good.
+    `turn` counts messages from 1, questions and answers. `nll` is the sum of negative natural-log probabilities over
+    the `tokens` of its text. `evicted` is how many tokens of the stream had left for good.
     """
 
     turn: int
@@ -60,7 +60,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One policy over the conversation. Everything up to `duration_s` is measured; the rest is computed by `summarise`."""
+    """One policy over the conversation. What comes up to `duration_s` is measured; `summarise` computes the rest."""
 
     name: str
     rule: str
@@ -85,7 +85,6 @@ class Settings:
 
     budget_tokens: int
     sinks: int
-    pinned_tokens: int
     policies: tuple[str, ...]
     limit_tokens: int
     turns: int | None
@@ -106,7 +105,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """One comparison. `choices` are those made for the user."""
+    """One comparison. `head_tokens` is the system prompt with its template; `choices` are those made for the user."""
 
     schema: str = SCHEMA
     started: str
@@ -115,6 +114,8 @@ class Results:
     model: str
     engine: str
     context_length: int
+    head_tokens: int
+    pinned_tokens: int
     seed: int
     settings: Settings
     conversation: Source
@@ -135,7 +136,7 @@ def summarise(rows: Sequence[Row], *, limit_tokens: int, seed: int) -> tuple[Row
     """Rows with the figures that follow from their turns.
 
     "before" are the turns scored whole while the row had not evicted anything, "after" all later ones. A row that never
-    evicts is split where the first of the other rows evicts, so its figures cover the turns that the comparison is about.
+    evicts is split where the first of the other rows evicts, so its figures cover the turns the comparison is about.
     """
     full = next((row for row in rows if row.name == "full"), None)
     firsts = [turn for row in rows if (turn := first_eviction(row)) is not None]

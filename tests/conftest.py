@@ -3,6 +3,11 @@
 import os
 
 from hypothesis import settings
+from jaxtyping import install_import_hook
+
+# Shapes are checked where tensors live, and only here: a checked call costs fifty times a plain one.
+ROOMS = ("cache.bank", "cache.ring", "cache.probe", "cache.ledger", "policies.base", "policies.signals")
+install_import_hook([f"headwater.{room}" for room in ROOMS], "beartype.beartype")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

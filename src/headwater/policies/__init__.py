@@ -66,4 +66,16 @@ def table() -> str:
     return "\n".join(lines)
 
 
-__all__ = ["POLICIES", "Incremental", "Policy", "Slots", "Window", "policy", "require", "table"]
+__all__ = [
+    "POLICIES",
+    "Full",
+    "Incremental",
+    "Policy",
+    "SlidingWindow",
+    "Slots",
+    "StreamingLLM",
+    "Window",
+    "policy",
+    "require",
+    "table",
+]

@@ -79,7 +79,7 @@ class Incremental(Generic[State]):
         """How many positions are held."""
         return self.slots.positions.shape[1]
 
-    def report(self, name: str, *arguments: int) -> float:
+    def report(self, name: str, *arguments: int) -> int | float:
         """A figure of the policy's own, such as `sink_count`. Raises UnknownName for one it does not have."""
         if name not in self.policy.reports:
             raise UnknownName(f"report of {self.policy.name}", name, self.policy.reports)

@@ -1,0 +1,195 @@
+"""What every policy obeys, whatever its parameters, the attention it is shown and the moments it is asked to evict.
+
+The laws run over the registry, and over an attention-aware policy of the tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from headwater.errors import OverCapacity, UnsupportedCall
+from headwater.policies import POLICIES, Incremental, Policy
+from tests.policies.latest import LatestWeight
+
+KINDS: list[type[Policy[Any]]] = [*POLICIES.values(), LatestWeight]
+every_policy = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evict:
+    """One eviction in the middle of a run, and what was so before and after it."""
+
+    budget: int
+    before: list[int]
+    protected: list[int]
+    victims: list[int]
+    after: list[int]
+    again: list[int]
+
+
+def draw_policy(data: st.DataObject, kind: type[Policy[Any]]) -> Policy[Any]:
+    """Any parameters that the constructor accepts; small, so that everything happens within a few steps."""
+    parameters = {field.name: data.draw(st.integers(0, 9), label=field.name) for field in fields(kind)}
+    parameters["budget"] = data.draw(st.integers(1, 10), label="budget")
+    try:
+        return kind(**parameters)
+    except ValueError:
+        assume(False)
+        raise
+
+
+class Attention:
+    """Weights with many ties, from one drawn seed: drawing them one by one would take minutes."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self._random = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1), label="attention seed"))
+
+    def row(self, held: int) -> list[float]:
+        return self._random.choice([0.0, 0.0625, 0.125, 0.25, 0.5, 1.0], size=held).tolist()
+
+    def row_or_none(self, held: int) -> list[float] | None:
+        """None is a step without attention."""
+        return None if self._random.random() < 0.2 else self.row(held)
+
+
+def draw_budgets(data: st.DataObject, steps: int) -> list[int | None]:
+    """What each step asks to evict to; None stands for the policy's own budget."""
+    return data.draw(st.lists(st.none() | st.integers(0, 12), min_size=steps, max_size=steps), label="evict to")
+
+
+def kept(row: Incremental[Any]) -> list[int]:
+    return row.slots.positions[0].tolist()
+
+
+def run(data: st.DataObject, policy: Policy[Any], steps: int = 16) -> list[Evict]:
+    """Drive one row; evict when above the budget, and now and then to any other number."""
+    row, evictions, attention = Incremental(policy), [], Attention(data)
+    for position, asked in enumerate(draw_budgets(data, steps), start=1):
+        if row.kept_count() == policy.capacity:
+            break
+        row.on_decode_step(position, attention.row_or_none(row.kept_count()))
+        budget = policy.budget if asked is None else asked
+        before, mask = kept(row), policy.protected(row.slots)[0]
+        protected = [held for held, safe in zip(before, mask, strict=True) if safe]
+        victims = row.evict(budget)
+        after = kept(row)
+        evictions.append(
+            Evict(
+                budget=budget,
+                before=before,
+                protected=protected,
+                victims=victims,
+                after=after,
+                again=row.evict(budget),
+            )
+        )
+        assert kept(row) == after
+    return evictions
+
+
+@every_policy
+@given(data=st.data())
+def test_victims_are_held_distinct_and_ascending(kind: type[Policy[Any]], data: st.DataObject) -> None:
+    for eviction in run(data, draw_policy(data, kind)):
+        assert eviction.victims == sorted(set(eviction.victims))
+        assert set(eviction.victims) <= set(eviction.before)
+        assert eviction.after == [held for held in eviction.before if held not in eviction.victims]
+
+
+@every_policy
+@given(data=st.data())
+def test_the_budget_is_reached_and_not_one_more_goes(kind: type[Policy[Any]], data: st.DataObject) -> None:
+    """As far as there are slots that may go; and nothing goes while all fits."""
+    for eviction in run(data, draw_policy(data, kind)):
+        expected = min(len(eviction.before), max(eviction.budget, len(eviction.protected)))
+        assert len(eviction.after) == expected
+
+
+@every_policy
+@given(data=st.data())
+def test_protected_slots_survive(kind: type[Policy[Any]], data: st.DataObject) -> None:
+    for eviction in run(data, draw_policy(data, kind)):
+        assert not set(eviction.protected) & set(eviction.victims)
+
+
+@every_policy
+@given(data=st.data())
+def test_evicting_twice_equals_evicting_once(kind: type[Policy[Any]], data: st.DataObject) -> None:
+    for eviction in run(data, draw_policy(data, kind)):
+        assert eviction.again == []
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if not k().needs], ids=lambda kind: kind.name)
+@given(data=st.data())
+def test_what_needs_no_attention_decides_the_same_when_shown_some(kind: type[Policy[Any]], data: st.DataObject) -> None:
+    policy = draw_policy(data, kind)
+    blind, shown, attention = Incremental(policy), Incremental(policy), Attention(data)
+    for position, asked in enumerate(draw_budgets(data, 16), start=1):
+        if blind.kept_count() == policy.capacity:
+            break
+        blind.on_decode_step(position, None)
+        shown.on_decode_step(position, attention.row(shown.kept_count()))
+        budget = policy.budget if asked is None else asked
+        assert blind.evict(budget) == shown.evict(budget)
+        assert kept(blind) == kept(shown)
+
+
+@every_policy
+@given(data=st.data())
+def test_rows_decide_as_they_would_alone(kind: type[Policy[Any]], data: st.DataObject) -> None:
+    """Three heads replayed at once give what three runs of one head give."""
+    from headwater.policies.incremental import drop, start, step
+
+    policy, attention = draw_policy(data, kind), Attention(data)
+    together, alone = start(policy.signal, 3), [Incremental(policy) for _ in range(3)]
+    for position in range(1, 16):
+        held = together.positions.shape[1]
+        if held == policy.capacity:
+            break
+        rows = [attention.row(held) for _ in alone]
+        together = step(policy.signal, together, position, np.asarray(rows, dtype=np.float32))
+        together = drop(policy.signal, together, policy.victims(together, policy.budget))
+        for row, weights in zip(alone, rows, strict=True):
+            row.on_decode_step(position, weights)
+            row.evict(policy.budget)
+        assert together.positions.tolist() == [kept(row) for row in alone]
+
+
+@every_policy
+@given(data=st.data())
+def test_a_step_past_the_capacity_is_refused_by_name(kind: type[Policy[Any]], data: st.DataObject) -> None:
+    policy = draw_policy(data, kind)
+    row = Incremental(policy)
+    for position in range(1, policy.capacity):
+        row.on_decode_step(position, None)
+    before = kept(row)
+    with pytest.raises(RuntimeError, match=rf"{policy.name} .*budget of {policy.budget} tokens") as refusal:
+        row.on_decode_step(policy.capacity, None)
+    assert isinstance(refusal.value, OverCapacity)
+    assert kept(row) == before
+
+
+@every_policy
+@given(data=st.data())
+def test_the_live_window_keeps_what_the_rule_keeps(kind: type[Policy[Any]], data: st.DataObject) -> None:
+    """With a block of 1, at every step; a policy that is no window says so."""
+    policy = draw_policy(data, kind)
+    if policy.needs:
+        with pytest.raises(UnsupportedCall, match=policy.name):
+            policy.window()
+        return
+    window = policy.window(block=1) if policy.name != "full" else policy.window()
+    row, live = Incremental(policy), [0]
+    for position in range(1, 24 if window else policy.capacity):
+        row.on_decode_step(position, None)
+        row.evict(policy.budget)
+        live.append(position)
+        if window is not None:
+            del live[window.pins : window.pins + window.excess(len(live))]
+        assert kept(row) == live

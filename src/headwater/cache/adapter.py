@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 from headwater.cache.bank import Shape, cosines
 from headwater.cache.call import Call, read_call
@@ -241,8 +242,13 @@ class WindowCache(Cache):
         me = weakref.ref(self)
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            cache = me()
-            if cache is None or kwargs.get("cache", kwargs.get("past_key_values")) is not cache:
+            cache, given = me(), kwargs.get("cache", kwargs.get("past_key_values"))
+            if cache is not None and isinstance(given, PagedAttentionCache):
+                raise UnsupportedCall(
+                    "continuous batching brings its own paged cache and cannot use a WindowCache; generate without "
+                    "cache_implementation='paged', or delete the WindowCache of this model first"
+                )
+            if cache is None or given is not cache:
                 return None
             return cache._begin(module, args, kwargs)
 

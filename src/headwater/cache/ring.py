@@ -104,10 +104,11 @@ class Ring:
         values: Shaped[Tensor, "batch kv_heads tokens value_dim"],
     ) -> tuple[Tensor, Tensor]:
         """Take a layer's K and V of the step's tokens; return all that they attend to, themselves last."""
-        shape, index = self._place[layer]
-        bank, step = self.banks[shape], self.step
+        step = self.step
         if step is None:
             raise CacheStateError("the cache was updated outside of a forward pass of the model it was made for")
+        shape, index = self._place[layer]
+        bank = self.banks[shape]
         self._check(bank, keys, step)
         held = self.ledger.held
         if not step.wide:

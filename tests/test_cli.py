@@ -235,7 +235,8 @@ def test_ctrl_c_ends_with_one_short_line():
 @pytest.mark.parametrize("command", [[str(COMMAND), "policies"], compare_as("print('a table')")], ids=["echo", "print"])
 def test_a_reader_that_goes_away_is_no_error(command: list[str]):
     """Text that is flushed at once, and text that waits in a buffer until the end."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=buffered)
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
     assert process.stderr.read() == ""

@@ -54,6 +54,7 @@ def run(
     if system is not None:
         loaded = _with_system(loaded, system)
     path = output / "results.json"
+    results.prepare(output)
     opened = open_engine(model, engine=engine)
     settings = Settings(
         budget_tokens=budget,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -111,68 +112,86 @@ def drive(
     `limit_tokens` is where a real session without eviction dies; the row goes on, as far as the model was trained.
     """
     exchanges = script.exchanges
-    sampled = set(spread(len(exchanges), SPEED_SAMPLES))
-    drawn = set(spread(len(exchanges), KEPT_SAMPLES))
-    window = recorder.plan.window
-    stream = engine.open(window)
-    progress.start(recorder.plan.name, len(exchanges))
-    passed = None
-    try:
-        if script.head:
-            stream.feed(script.head)
-        spans = list[Span]()
+    sampled, drawn = (set(spread(len(exchanges), most)) for most in (SPEED_SAMPLES, KEPT_SAMPLES))
+    plan, trained, passed = recorder.plan, engine.context_length, None
+    progress.start(plan.name, len(exchanges))
+    with closing(engine.open(plan.window)) as stream:
+        driven = Driven(stream=stream, whole_turns=plan.whole_turns, head_tokens=len(script.head))
+        driven.feed(script.head)
         for index, exchange in enumerate(exchanges):
             turn = 2 * index + 2
-            if window is None and stream.seen + exchange.tokens > engine.context_length:
-                return _ended(turn - 2, engine.context_length, passed, limit_tokens)
-            if recorder.plan.whole_turns:
-                make_room(stream, spans, len(exchange.question))
-            start = stream.seen
-            stream.feed(exchange.question)
-            middle = stream.seen
-            _answer(recorder, stream, exchange, turn, clock if index in sampled else None)
-            passed = turn if passed is None and stream.seen > limit_tokens else passed
-            if exchange.close:
-                stream.feed(exchange.close)
-            spans += [
-                Span(role="user", text="", start=start, stop=middle),
-                Span(role="assistant", text="", start=middle, stop=stream.seen),
-            ]
+            if plan.window is None and stream.seen + exchange.tokens > trained:
+                return _ended(
+                    passed, limit_tokens, f"the trained length of {trained} tokens ends after turn {turn - 2}"
+                )
+            driven.feed(exchange.question)
+            driven.end_turn("user")
+            passed = passed or (turn - 1 if stream.seen > limit_tokens else None)
+            _answer(recorder, driven, exchange, turn, clock if index in sampled else None)
+            passed = passed or (turn if stream.seen > limit_tokens else None)
+            driven.feed(exchange.close)
+            driven.end_turn("assistant")
             if index in drawn:
                 recorder.kept.append(Kept(turn=turn, ranges=ranges(stream.kept)))
             progress.advance()
-        return END if window is not None else _ended(None, engine.context_length, passed, limit_tokens)
-    finally:
-        stream.close()
+    return END if plan.window is not None else _ended(passed, limit_tokens, END)
 
 
-def make_room(stream: Stream, spans: Sequence[Span], need_tokens: int) -> None:
-    """Evict whole oldest exchanges, as `chat` does, so that `need_tokens` more fit the budget."""
-    window = stream.window
-    over = 0 if window is None else stream.held + need_tokens - window.budget
-    if window is None or over <= 0:
-        return
-    kept = stream.kept
-    first = int(kept[window.pins]) if len(kept) > window.pins else stream.seen
-    if gone := leaving(spans, first=first, need=over):
-        stream.evict(gone[-1].stop - first)
+@dataclass(slots=True, kw_only=True)
+class Driven:
+    """A stream that is fed as `chat` feeds it: with `whole_turns`, the oldest exchanges leave when a step would not
+    fit; where none is left to go, and without `whole_turns`, the stream evicts tokens by itself."""
+
+    stream: Stream
+    whole_turns: bool
+    head_tokens: int
+    spans: list[Span] = field(default_factory=list)
+
+    def feed(self, tokens: Sequence[int]) -> None:
+        """Make room for all of the tokens, then feed them; an empty piece of a template is nothing."""
+        if tokens:
+            self._make_room(len(tokens))
+            self.stream.feed(tokens)
+
+    def score(self, tokens: Sequence[int]) -> list[float]:
+        """Scores of the tokens, room made as if they came one by one, as those of an answer do."""
+        scores, window = list[float](), self.stream.window
+        while len(scores) < len(tokens):
+            self._make_room(1)
+            piece = tokens[len(scores) :]
+            if self.whole_turns and window is not None:
+                piece = piece[: max(1, window.budget - self.stream.held)]
+            scores.extend(float(score) for score in self.stream.score(piece))
+        return scores
+
+    def end_turn(self, role: str) -> None:
+        """Everything since the last turn, or since the head, was this turn."""
+        start = self.spans[-1].stop if self.spans else self.head_tokens
+        self.spans.append(Span(role=role, text="", start=start, stop=self.stream.seen))
+
+    def _make_room(self, count: int) -> None:
+        window = self.stream.window
+        if not self.whole_turns or window is None or (need := self.stream.held + count - window.budget) <= 0:
+            return
+        unpinned = max(0, self.stream.held - window.pins)
+        first = self.stream.seen - unpinned
+        if gone := leaving(self.spans, first=first, need=need):
+            self.stream.evict(gone[-1].stop - first)
 
 
-def _ended(last: int | None, trained: int, passed: int | None, limit_tokens: int) -> str:
+def _ended(passed: int | None, limit_tokens: int, reason: str) -> str:
     """Why a row that never evicts is over, and where a real session would have been."""
-    died = f"a real session would have died in turn {passed}, past the limit of {limit_tokens} tokens" if passed else ""
-    if last is None:
-        return f"{died}; measured on to {END} as the reference" if died else END
-    ended = f"the trained length of {trained} tokens ends after turn {last}"
-    return f"{died}; {ended}" if died else ended
+    if passed is None:
+        return reason
+    died = f"a real session would have died in turn {passed}, past the limit of {limit_tokens} tokens"
+    return f"{died}; measured on as the reference, to {reason}" if reason == END else f"{died}; {reason}"
 
 
-def _answer(recorder: Recorder, stream: Stream, exchange: Exchange, turn: int, clock: Clock | None) -> None:
+def _answer(recorder: Recorder, driven: Driven, exchange: Exchange, turn: int, clock: Clock | None) -> None:
     """Score the answer; with a clock, its first tokens one by one, each step timed."""
-    tokens = exchange.answer
-    scores, durations = ([], []) if clock is None else _step(stream, tokens[:SPEED_STEPS], clock)
-    if rest := tokens[len(scores) :]:
-        scores.extend(float(score) for score in stream.score(rest))
+    tokens, stream = exchange.answer, driven.stream
+    scores, durations = ([], []) if clock is None else _step(driven, tokens[:SPEED_STEPS], clock)
+    scores.extend(driven.score(tokens[len(scores) :]))
     nll, seen, held = -math.fsum(scores), stream.seen, stream.held
     if not math.isfinite(nll):
         raise HeadwaterError(f"the model gave no finite probability in turn {turn}; try it in float32")
@@ -184,12 +203,12 @@ def _answer(recorder: Recorder, stream: Stream, exchange: Exchange, turn: int, c
         recorder.speeds.append(Speed(turn=turn, seen=seen, held=held, tokens_per_s=1 / median))
 
 
-def _step(stream: Stream, tokens: Sequence[int], clock: Clock) -> tuple[list[float], list[float]]:
+def _step(driven: Driven, tokens: Sequence[int], clock: Clock) -> tuple[list[float], list[float]]:
     """Scores of the tokens fed one by one, and the seconds that each step took."""
     scores, durations = list[float](), list[float]()
     for token in tokens:
         begun = clock()
-        scores.append(float(stream.score([token])[0]))
+        scores += driven.score([token])
         durations.append(clock() - begun)
     return scores, durations
 

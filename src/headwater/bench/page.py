@@ -33,6 +33,8 @@ th:first-child, td:first-child {{ text-align: left; padding-left: 0; }}
 .facts th {{ min-width: 8rem; }}
 figure {{ margin: 1rem 0 0; padding: 0.9rem; background: var(--panel); border-radius: 8px; }}
 figure .wide svg {{ display: block; width: 100%; min-width: 30rem; max-width: 52rem; height: auto; margin: 0 auto; }}
+details {{ margin: 0.6rem 0 0; }}
+summary {{ color: var(--quiet); font-size: 0.9rem; cursor: pointer; }}
 figcaption {{ color: var(--quiet); font-size: 0.9rem; margin-top: 0.6rem; max-width: 46rem; }}
 """
 
@@ -68,6 +70,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     inside = f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>"
     return f'<div class="wide"><table class="results">\n{inside}</table></div>'
+
+
+def folded(summary: str, content: str) -> str:
+    """A part that is shown when its summary is clicked."""
+    return f"<details><summary>{escape(summary)}</summary>\n{content}\n</details>"
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> str:

@@ -18,12 +18,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SMOOTH_TURNS = 10
-MIB = 1 << 20
 
 
 def smoothed(turns: Sequence[Turn], width: int = SMOOTH_TURNS) -> list[float]:
     """Perplexity over each turn and up to `width - 1` before it, pooled by tokens."""
     return [perplexity(turns[max(0, index + 1 - width) : index + 1]) or np.nan for index in range(len(turns))]
+
+
+def bytes_unit(results: Results) -> tuple[str, int]:
+    """The unit in which the largest cache reads well, and its bytes."""
+    largest = max((count for row in results.rows for count in row.cache_bytes), default=0)
+    units = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+    return next(((unit, factor) for unit, factor in units if largest >= factor), ("bytes", 1))
 
 
 def perplexity_plot(results: Results) -> str:
@@ -55,6 +61,7 @@ def speed_plot(results: Results) -> str:
             _line(axes, index, row, turns, [sample.tokens_per_s for sample in row.tokens_per_s], every=1)
         axes.set_ylim(bottom=0)
         axes.set_ylabel("tokens/s, one at a time")
+        style.thousands(axes.yaxis)
         _turn_axis(axes, results)
         style.legend_above(axes, 4)
         return style.to_svg(figure, "speed", "Decode speed in tokens per second, by turn, one line for each policy")
@@ -84,7 +91,7 @@ def summary(results: Results, path: Path) -> None:
         _perplexity(left, results)
         _bytes(right, results)
         left.set_title("Perplexity of the assistant's turns", color=style.INK, pad=8)
-        right.set_title("Cache, MiB", color=style.INK, pad=8)
+        right.set_title(f"Cache, {bytes_unit(results)[0]}", color=style.INK, pad=8)
         left.set_ylabel("")
         right.set_ylabel("")
         handles, labels = left.get_legend_handles_labels()
@@ -97,12 +104,20 @@ def _line(axes: Axes, index: int, row: Row, x: Sequence[float], y: Sequence[floa
     step = every or max(1, len(x) // 8)
     offset = 0 if every else index * max(1, step // 4) % step
     return axes.plot(
-        x, y, color=look.color, linestyle=look.line, marker=look.marker, markevery=(offset, step), label=row.name
+        x,
+        y,
+        color=look.color,
+        linestyle=look.line,
+        linewidth=look.width,
+        marker=look.marker,
+        markevery=(offset, step),
+        label=row.name,
+        zorder=look.order,
     )
 
 
 def _turn_axis(axes: Axes, results: Results) -> None:
-    axes.set_xlim(0, results.conversation.turns * 1.01)
+    axes.set_xlim(0, results.conversation.turns * 1.03)
     style.thousands(axes.xaxis)
     axes.set_xlabel("turn")
 
@@ -115,7 +130,7 @@ def _perplexity(axes: Axes, results: Results) -> None:
         line = smoothed(row.turns)
         values += [*line, *raw]
         look = style.look(index, row.name)
-        axes.plot(turns, raw, linestyle="none", marker=look.marker, markersize=2.2, color=look.color, alpha=0.25, mew=0)
+        axes.plot(turns, raw, linestyle="none", marker=look.marker, markersize=2.8, color=look.color, alpha=0.35, mew=0)
         _line(axes, index, row, turns, line)
     finite = np.array([value for value in values if np.isfinite(value)])
     if len(finite):
@@ -150,19 +165,20 @@ def _first_eviction(axes: Axes, results: Results) -> None:
 
 
 def _bytes(axes: Axes, results: Results) -> None:
+    unit, factor = bytes_unit(results)
     for index, row in enumerate(results.rows):
-        _line(axes, index, row, [turn.turn for turn in row.turns], [count / MIB for count in row.cache_bytes])
+        _line(axes, index, row, [turn.turn for turn in row.turns], [count / factor for count in row.cache_bytes])
     axes.set_ylim(bottom=0)
-    axes.set_ylabel("cache, MiB")
+    axes.set_ylabel(f"cache, {unit}")
     _turn_axis(axes, results)
     full = next((row for row in results.rows if row.name == "full"), None)
     died = next((turn for turn in full.turns if turn.turn > full.turns_completed), None) if full else None
-    if died is None:
+    if full is None or died is None:
         return
-    place = (died.turn, died.cache_bytes / MIB)
+    place = (died.turn, died.cache_bytes / factor)
     axes.plot(*place, marker="X", markersize=9, color=style.INK, linestyle="none", zorder=5)
     axes.annotate(
-        f"past its limit, turn {died.turn}",
+        f"past its limit, turn {full.turns_completed + 1}",
         place,
         xytext=(-9, 2),
         textcoords="offset points",
@@ -174,7 +190,7 @@ def _bytes(axes: Axes, results: Results) -> None:
 
 
 def _kept(axes: Axes, index: int, row: Row) -> None:
-    look = style.look(index, row.name)
+    color = style.QUIET if row.name == "full" else style.look(index, row.name).color
     turns = [snapshot.turn for snapshot in row.kept]
     gaps = np.diff(turns) if len(turns) > 1 else np.array([2])
     width = 0.75 * float(np.median(gaps))
@@ -184,8 +200,8 @@ def _kept(axes: Axes, index: int, row: Row) -> None:
         [stop - start for _, start, stop in bars],
         bottom=[start for _, start, _ in bars],
         width=width,
-        color=look.color,
-        edgecolor=look.color,
+        color=color,
+        edgecolor=color,
         linewidth=1.0,
     )
     axes.plot([turn.turn for turn in row.turns], [turn.seen for turn in row.turns], color=style.INK, linewidth=0.9)

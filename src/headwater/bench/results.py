@@ -10,7 +10,8 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,18 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, text + "\n")
 
 
+def prepare(folder: Path) -> None:
+    """Make the folder, so that a measurement does not find out at its end that it cannot be stored."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise HeadwaterError(
+            f"{folder}: cannot be written ({error.strerror or error}); choose another folder"
+        ) from error
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all; what was there stays until the new one is complete."""
     try:
@@ -244,9 +257,25 @@ def build(kind: type[Any], value: object, path: Path) -> Any:
         raise InputFileError(f"{path}: {kind.__name__}: {error}; the file is not complete") from error
 
 
+@contextmanager
+def damaged(path: Path) -> Iterator[None]:
+    """Turns what a value of the wrong shape raises into an InputFileError that names the file."""
+    try:
+        yield
+    except InputFileError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputFileError(f"{path}: the file is not complete ({type(error).__name__}: {error})") from error
+
+
 def read(path: Path) -> Results:
     """The results of a comparison. Raises InputFileError for a foreign or damaged file."""
     value = read_json(path, SCHEMA)
+    with damaged(path):
+        return _results(value, path)
+
+
+def _results(value: dict[str, Any], path: Path) -> Results:
     settings = dict(value.get("settings") or {})
     settings["policies"] = tuple(settings.get("policies", ()))
     rows = tuple(_read_row(row, path) for row in value.get("rows", ()))

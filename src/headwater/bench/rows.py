@@ -20,7 +20,7 @@ _RULES = {
     FULL: "never evicts; goes on past the limit as the reference of the others",
     "sliding-window": "keeps the most recent tokens; one leaves for each that comes",
     "streaming-llm": "pins the sinks and the system prompt; of the rest, one token leaves for each that comes",
-    WHOLE_TURNS: "the same pins; whole oldest turns leave before the next message when it would not fit, as in chat",
+    WHOLE_TURNS: "the same pins; whole oldest turns leave when the next tokens would not fit, as in chat",
 }
 
 

@@ -19,7 +19,7 @@ from headwater.bench import stream_report
 from headwater.bench.conversation import decode
 from headwater.bench.machine import hardware, now, versions
 from headwater.bench.progress import Progress, Silent, progress
-from headwater.bench.results import write_json, write_text
+from headwater.bench.results import prepare, write_json, write_text
 from headwater.bench.stream_results import (
     Ablation,
     Along,
@@ -70,6 +70,7 @@ def run(
     except OSError as error:
         raise InputFileError(f"{text}: cannot be read ({error.strerror or error})") from error
     words = decode(raw, str(text))
+    prepare(output.parent)
     opened = open_engine(model, engine=engine)
     stored = list[StreamResults]()
 

@@ -65,7 +65,9 @@ def page(results: StreamResults) -> str:
         if key == "long" and results.long_run is None:
             continue
         title, columns, rows = next(table for table in _tables(results) if table[0] == names[key])
-        sections += [html.heading(title), html.figure(draw(results), captions[key]), html.table(columns, rows)]
+        sections += [html.heading(title), html.figure(draw(results), captions[key])]
+        shown = html.table(columns, rows)
+        sections.append(html.folded("The figures", shown) if key in {"along", "long"} else shown)
     sections += [html.heading("Settings and machine"), html.facts(_facts(results))]
     return html.document("Perplexity of a fixed cache over a long text", lead, [part for part in sections if part])
 

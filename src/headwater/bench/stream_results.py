@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.bench.results import build, read_json
+from headwater.bench.results import build, damaged, read_json
 
 SCHEMA = "headwater/stream/1"
 BUCKET_TOKENS = 1000
@@ -152,6 +152,11 @@ def interval(nll: NDArray[np.float64], seed: int, block: int = 32) -> tuple[floa
 def read(path: Path) -> StreamResults:
     """The results of an experiment. Raises InputFileError for a foreign or damaged file."""
     value = read_json(path, SCHEMA)
+    with damaged(path):
+        return _results(value, path)
+
+
+def _results(value: dict[str, Any], path: Path) -> StreamResults:
     long_run = value.get("long_run")
     parts = {
         "settings": build(Settings, _tuples(value.get("settings"), ("budgets", "sinks", "gaps")), path),

@@ -33,12 +33,14 @@ class Look:
     color: str
     line: Any
     marker: str
+    width: float = 1.7
+    order: int = 2
 
 
 _LINES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (10, 3)), (0, (3, 3)))
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _NAMED = {
-    "full": Look(color=QUIET, line=(0, (8, 2, 2, 2)), marker="D"),
+    "full": Look(color=INK, line=(0, (7, 3, 2, 3)), marker="D", width=1.1, order=3),
     "sliding-window": Look(color=SERIES[1], line=(0, (5, 1.5)), marker="s"),
     "streaming-llm": Look(color=SERIES[0], line="-", marker="o"),
     "streaming-llm-turns": Look(color=SERIES[2], line=(0, (1.5, 1.2)), marker="^"),

@@ -42,6 +42,16 @@ def test_a_sliding_window_can_be_emptied() -> None:
     assert row.evict(3) == []
 
 
+@pytest.mark.parametrize("policy", [SlidingWindow(budget=5), StreamingLLM(budget=5, sinks=4)])
+def test_one_more_than_the_budget_is_held_before_an_eviction_and_not_two(policy: SlidingWindow | StreamingLLM) -> None:
+    row = Incremental(policy)
+    for position in range(1, 6):
+        row.on_decode_step(position, None)
+    assert row.kept_count() == 6
+    with pytest.raises(RuntimeError, match=f"{policy.name} was built for a budget of 5 tokens and holds 6"):
+        row.on_decode_step(6, None)
+
+
 def test_full_ends_at_its_budget() -> None:
     row = Incremental(Full(budget=3))
     row.on_decode_step(1, None)

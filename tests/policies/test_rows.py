@@ -10,7 +10,7 @@ import pytest
 from jaxtyping import Bool, Float32, Int64
 
 from headwater.errors import UnknownName, UsageError
-from headwater.policies import Incremental, SlidingWindow, StreamingLLM
+from headwater.policies import Incremental, SlidingWindow, Slots, StreamingLLM
 from headwater.policies.incremental import drop, start, step
 from headwater.policies.signals import Signal, compact
 from tests.policies.latest import Latest, LatestWeight
@@ -44,6 +44,15 @@ def test_equal_weights_lose_the_lowest_position() -> None:
     row.on_decode_step(2, [0.5, 0.5])
     row.on_decode_step(3, [0.5, 0.25, 0.25])
     assert row.evict(3) == [1]
+
+
+def test_equal_weights_lose_the_lowest_positions_among_many() -> None:
+    """A sort that is not stable gets short arrays right all the same, so this one is long."""
+    policy = LatestWeight(budget=1)
+    held = 400
+    slots = Slots(positions=np.arange(held)[None, :], state=np.asarray([[0.5, 0.25] * (held // 2)]))
+    gone = np.flatnonzero(policy.victims(slots, held - 50)[0])
+    assert gone.tolist() == list(range(1, 100, 2))
 
 
 def test_victims_come_ascending_whatever_the_order_of_choice() -> None:
@@ -86,8 +95,6 @@ def test_rows_that_lose_different_numbers_of_slots_are_refused() -> None:
 
 def test_rows_in_different_places_of_the_stream() -> None:
     """Sinks are counted per row: one row may have lost some of the positions that another still holds."""
-    from headwater.policies import Slots
-
     slots = Slots(positions=np.asarray([[0, 1, 5, 6], [3, 4, 5, 6]]), state=None)
     policy = StreamingLLM(budget=3, sinks=2)
     assert policy.victims(slots, 3).tolist() == [[False, False, True, False], [True, False, False, False]]

@@ -42,10 +42,10 @@ class Sampling:
     """
 
     temperature: float = 0.7
-    top_k: int = 0
-    top_p: float = 0.9
+    top_k: int = 50
+    top_p: float = 0.95
     min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    repetition_penalty: float = 1.1
     seed: int | None = None
 
     def __post_init__(self) -> None:

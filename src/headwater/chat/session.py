@@ -241,6 +241,15 @@ class Chat:
         return self._talk.system
 
     @property
+    def pinning(self) -> str:
+        """What is pinned, in words."""
+        talk = self._talk
+        if not talk.pins:
+            return "nothing pinned"
+        head = f"prompt {len(talk.template.head)}, " if talk.template.head else ""
+        return f"pinned {talk.pins} ({head}sinks {talk.sinks})"
+
+    @property
     def turns(self) -> tuple[Turn, ...]:
         """Every turn so far, with its place in the stream and what left to make room for it."""
         return tuple(self._talk.ledger.turns)

@@ -1,3 +1,65 @@
-"""Headwater keeps a language model's conversation going for ever in a fixed amount of KV cache."""
+"""Headwater keeps a language model's conversation going for ever in a fixed amount of KV cache.
+
+Importing this package imports nothing heavy: every public name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from headwater.errors import HeadwaterError, MissingExtra
+
+if TYPE_CHECKING:
+    from headwater.cache.adapter import WindowCache
+    from headwater.cache.textbook import saved_fraction, sliding_window
+    from headwater.chat import Chat, Sampling
+    from headwater.engines import open_engine
+    from headwater.engines.fake import FakeEngine
+    from headwater.policies import POLICIES, policy
+    from headwater.policies.window import Window
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "POLICIES",
+    "Chat",
+    "FakeEngine",
+    "HeadwaterError",
+    "Sampling",
+    "Window",
+    "WindowCache",
+    "__version__",
+    "open_engine",
+    "policy",
+    "saved_fraction",
+    "sliding_window",
+]
+
+_HOMES = {
+    "POLICIES": "headwater.policies",
+    "Chat": "headwater.chat",
+    "FakeEngine": "headwater.engines.fake",
+    "Sampling": "headwater.chat",
+    "Window": "headwater.policies.window",
+    "WindowCache": "headwater.cache.adapter",
+    "open_engine": "headwater.engines",
+    "policy": "headwater.policies",
+    "saved_fraction": "headwater.cache.textbook",
+    "sliding_window": "headwater.cache.textbook",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'headwater' has no attribute {name!r}")
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name in ("torch", "transformers"):
+            raise MissingExtra(error.name, "transformers") from error
+        raise
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

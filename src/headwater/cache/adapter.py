@@ -375,8 +375,8 @@ def _examine(model: PreTrainedModel, base: nn.Module) -> tuple[list[Any], list[S
     rope = read_rope(base)
     if not rope.frequencies:
         raise UnsupportedModel(
-            f"{type(model).__name__} has no rotary embedding (its positions are learned, or a bias by distance), so "
-            f"kept tokens cannot be re-indexed"
+            f"{type(model).__name__} has no rotary embedding that can be read (its positions are learned, or a bias by "
+            f"distance, or its own invention), so kept tokens cannot be re-indexed"
         )
     tokens, positions = probe_inputs(model.config.get_text_config(decoder=True).vocab_size, model.device)
     probe = stock_cache(model)

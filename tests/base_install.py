@@ -1,0 +1,62 @@
+"""What must work when Headwater is installed without any extra; a script, run by itself.
+
+`make smoke` runs it on the installed wheel, `test_architecture.py` in this environment with the extras made invisible.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from importlib import import_module
+
+import numpy as np
+
+MODULES = (
+    "headwater",
+    "headwater.errors",
+    "headwater.rotary",
+    "headwater.policies",
+    "headwater.engines",
+    "headwater.engines.fake",
+    "headwater.chat",
+    "headwater.cli",
+)
+EXTRAS = ("torch", "transformers", "safetensors", "accelerate", "gguf", "matplotlib")
+
+
+def main() -> None:
+    for name in MODULES:
+        import_module(name)
+
+    import headwater as hw
+
+    chat = hw.Chat.open(hw.FakeEngine(), system="You are brief.", budget=128)
+    answers = ["".join(chat.send(f"message {number}")) for number in range(12)]
+    stats = chat.stats()
+    check(all(answers), "the fake engine answered nothing")
+    check(stats.held <= 128 < stats.seen, f"no eviction in a budget of 128 tokens: {stats}")
+    chat.close()
+
+    made = [hw.policy(name) for name in hw.POLICIES]
+    check(all(field.name for policy in made for field in fields(policy)), "a policy has no parameters")
+
+    keys = np.zeros((1, 3, 100, 8))
+    check(hw.sliding_window(keys, keys, window=32)[0].shape == (1, 3, 32, 8), "the textbook window kept something else")
+
+    try:
+        _ = hw.WindowCache
+    except hw.HeadwaterError as error:
+        check("pip install 'headwater[transformers]'" in str(error), f"it does not say what to install: {error}")
+    else:
+        check(False, "WindowCache was loaded without its extra")
+    check(not set(EXTRAS) & set(sys.modules), f"loaded all the same: {set(EXTRAS) & set(sys.modules)}")
+    print("a base install works")
+
+
+def check(true: bool, otherwise: str) -> None:
+    if not true:
+        sys.exit(otherwise)
+
+
+if __name__ == "__main__":
+    main()

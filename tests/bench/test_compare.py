@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -76,14 +77,18 @@ def test_rows_have_the_names_turns_and_reasons_asked_for(measured: Results) -> N
     assert row(measured, "sliding-window").turns_completed == 24
 
 
-def test_full_goes_on_past_its_limit_and_says_where_a_session_would_have_died(measured: Results) -> None:
-    full = row(measured, "full")
-    passed = next(turn for turn in full.turns if turn.seen > 400)
-    died = passed.turn - 1 if passed.seen - passed.tokens > 400 else passed.turn
-    assert full.turns[-1].seen > 400
+@pytest.mark.parametrize(("in_answer", "died"), [(True, 12), (False, 11)], ids=["answer", "question"])
+def test_full_goes_on_past_its_limit_and_says_where_a_session_would_have_died(
+    measured: Results, in_answer: bool, died: int
+) -> None:
+    """The limit lies one token short of the sixth answer's end, or of its question's."""
+    sixth = row(measured, "full").turns[5]
+    limit = sixth.seen - 1 if in_answer else sixth.seen - sixth.tokens - 1
+    full = row(compare(engine(), conversation(), settings(policies=("full",), limit=limit)), "full")
+    assert full.turns[-1].turn == 24
     assert full.stopped_because == (
-        f"a real session would have died in turn {died}, past the limit of 400 tokens; measured on as the reference, "
-        f"to {END}"
+        f"a real session would have died in turn {died}, past the limit of {limit} tokens; measured on as the "
+        f"reference, to {END}"
     )
     assert full.turns_completed == died - 1
 
@@ -110,26 +115,33 @@ def test_a_limit_above_the_trained_length_is_the_trained_length_and_told() -> No
     assert row(found, "full").turns_completed == row(found, "full").turns[-1].turn
 
 
-def test_whole_turns_leave_as_in_chat(measured: Results) -> None:
+@pytest.mark.parametrize("longest", [1, 25], ids=["answers that fit", "answers that outgrow the room"])
+def test_whole_turns_leave_as_in_chat(longest: int) -> None:
     """Held against the ledger of a conversation as `chat` keeps it: everything fed token by token while answering."""
     from headwater.chat.conversation import Conversation as Chat
     from headwater.policies import policy
 
-    model, told = engine(), conversation()
-    chat = Chat(model, policy("streaming-llm", budget=128, sinks=4), told.system)
+    told = conversation(20)
+    said = tuple(replace(one, answer="word " * (1 + 7 * i % longest)) for i, one in enumerate(told.exchanges))
+    told = replace(told, exchanges=said)
+    model, measured = engine(), compare(engine(), told, settings(budget=256))
+    chat = Chat(model, policy("streaming-llm", budget=256, sinks=4), told.system)
     turns = iter(row(measured, "streaming-llm-turns").turns)
-    for index, said in enumerate(told.exchanges):
+    during = 0
+    for index, one in enumerate(told.exchanges):
         before, start = chat.gone, len(chat.ledger)
-        chat.feed(chat.template.question(model, said.question, first=index == 0))
-        chat.add_turn("user", said.question, start=start, before=before)
+        chat.feed(chat.template.question(model, one.question, first=index == 0))
+        chat.add_turn("user", one.question, start=start, before=before)
         before, start = chat.gone, len(chat.ledger)
-        for token in model.encode(said.answer):
+        for token in model.encode(one.answer):
             chat.feed([token])
+        during += chat.gone.turns - before.turns
         turn = next(turns)
         assert (turn.seen, turn.held) == (chat.stream.seen, chat.stream.held)
         chat.feed(chat.template.answer_close)
-        chat.add_turn("assistant", said.answer, start=start, before=before)
+        chat.add_turn("assistant", one.answer, start=start, before=before)
     assert chat.gone.turns > 4
+    assert (during > 0) is (longest > 1)
 
 
 def test_whole_turns_score_the_same_in_one_piece_and_token_by_token() -> None:

@@ -104,12 +104,12 @@ def test_the_same_results_give_the_same_page(stored: Results, page: str) -> None
 def test_every_text_is_escaped(stored: Results) -> None:
     bad = "<script>alert(1)</script>&\"'"
     source = replace(stored.conversation, name=bad, attribution=bad, sha256=bad)
-    rows = tuple(replace(row, stopped_because=bad, rule=bad) for row in stored.rows)
+    rows = tuple(replace(row, name="<i>", stopped_because=bad, rule=bad) for row in stored.rows)
     told = replace(stored, model=bad, engine=bad, choices=(bad,), conversation=source, rows=rows, hardware={"cpu": bad})
     told = replace(told, settings=replace(stored.settings, system=bad), versions={bad: bad})
     page = report.page(told)
-    assert "<script" not in page
-    assert "&lt;script&gt;" in page
+    assert "<script" not in page and "<i>" not in page
+    assert "&lt;script&gt;" in page and "&lt;i&gt;" in page
 
 
 def test_every_figure_of_the_findings_is_in_the_results(stored: Results) -> None:

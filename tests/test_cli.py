@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import signal
@@ -9,7 +10,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -53,16 +55,20 @@ def called(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
 
 @pytest.fixture
 def received(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the library's entry points were handed; nothing is run."""
+    """What the library's entry points were handed, held against their signatures; nothing is run."""
     handed: dict[str, Any] = {}
 
-    def record(**options: Any) -> int:
-        handed.update(options)
-        return 0
+    def stand_in(original: Callable[..., int]) -> Callable[..., int]:
+        def record(**options: Any) -> int:
+            inspect.signature(original).bind(**options)
+            handed.update(options)
+            return 0
+
+        return record
 
     for name in ("headwater.chat.terminal", "headwater.bench.compare", "headwater.bench.stream"):
         module = ModuleType(name)
-        vars(module)["run"] = record
+        vars(module)["run"] = stand_in(import_module(name).run)
         monkeypatch.setitem(sys.modules, name, module)
     return handed
 
@@ -274,7 +280,9 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_models_fetch_list_and_path(tiny: Path, capsys: pytest.CaptureFixture[str]):
     assert called(capsys, "models", "path", "tiny")[0] == 1
-    assert "tiny     not fetched  -        run: headwater models fetch tiny\n" in called(capsys, "models", "list")[1]
+    row = next(line for line in called(capsys, "models", "list")[1].splitlines() if line.startswith("tiny"))
+    cells = ["tiny", "A tiny model, Apache-2.0", "not fetched", "-", "run: headwater models fetch tiny"]
+    assert re.split(r"\s{2,}", row) == cells
 
     code, out, err = called(capsys, "models", "fetch", "tiny")
     folder = next(path for path in tiny.iterdir() if path.name.startswith("tiny-"))

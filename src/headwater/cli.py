@@ -205,13 +205,13 @@ def list_models() -> None:
     from headwater.engines.models import installed
     from headwater.engines.modelstore import megabytes
 
-    rows = [("MODEL", "STATE", "ON DISK", "FOLDER")]
+    rows = [("MODEL", "WHAT", "STATE", "ON DISK", "FOLDER")]
     for row in installed():
         size = megabytes(row.disk_bytes) if row.present else "-"
         if row.gguf_bytes:
             size += f" ({megabytes(row.gguf_bytes)} of it model.gguf)"
         state = "ready" if row.present else "not fetched"
-        rows.append((row.name, state, size, str(row.path or f"run: headwater models fetch {row.name}")))
+        rows.append((row.name, row.what, state, size, str(row.path or f"run: headwater models fetch {row.name}")))
     _print_columns(rows)
 
 

@@ -76,6 +76,9 @@ class InstalledModel:
     """One line of the listing."""
 
     name: str
+    what: str
+    """Title and licence of a known model, or where another comes from."""
+
     present: bool
     path: Path | None
     disk_bytes: int
@@ -137,15 +140,17 @@ def installed() -> list[InstalledModel]:
     """Every known model, there or not, and whatever else was converted."""
     known = {name: modelstore.find(model.file.sha256) for name, model in MODELS.items()}
     others = {folder.name: folder for folder in modelstore.listed() if folder not in known.values()}
-    return [_row(name, folder) for name, folder in (known | others).items()]
+    about = {name: f"{model.title}, {model.licence}" for name, model in MODELS.items()}
+    return [_row(name, about.get(name, "from a GGUF file"), folder) for name, folder in (known | others).items()]
 
 
-def _row(name: str, folder: Path | None) -> InstalledModel:
+def _row(name: str, what: str, folder: Path | None) -> InstalledModel:
     if folder is None:
-        return InstalledModel(name=name, present=False, path=None, disk_bytes=0, gguf_bytes=0)
+        return InstalledModel(name=name, what=what, present=False, path=None, disk_bytes=0, gguf_bytes=0)
     gguf = folder / KEPT_GGUF
     return InstalledModel(
         name=name,
+        what=what,
         present=True,
         path=folder,
         disk_bytes=modelstore.folder_bytes(folder),

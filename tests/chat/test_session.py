@@ -70,6 +70,8 @@ def check_turns(chat: Chat) -> None:
         assert turn.role == ("user", "assistant")[index % 2]
         assert turn.start == place < turn.stop
         place = turn.stop
+        if turn.role == "assistant" and not chat.stop:
+            assert chat.engine.decode(chat._talk.ledger.ids[turn.start : turn.stop]) == turn.text + "\n"
     assert place == len(chat._talk.ledger)
 
 
@@ -102,6 +104,23 @@ def test_the_ledger_is_the_rendered_conversation():
         said(chat, text)
     whole = chat.engine.render(chat.messages, open_answer=False)
     assert chat._talk.ledger.ids.tolist() == chat.engine.encode(whole, special=True)
+
+
+class FirstTurn(FakeEngine):
+    """A template whose first message opens in its own way."""
+
+    def render(self, messages: Any, *, open_answer: bool) -> str:
+        text = super().render(messages, open_answer=open_answer)
+        return text.replace("<|im_start|>user", "<|endoftext|>BEGIN", 1)
+
+
+def test_a_first_turn_of_its_own_opens_only_the_first_message():
+    chat = opened(FirstTurn(), budget=4000)
+    for text in MESSAGES[:3]:
+        said(chat, text)
+    whole = chat.engine.render(chat.messages, open_answer=False)
+    assert chat._talk.ledger.ids.tolist() == chat.engine.encode(whole, special=True)
+    assert whole.count("BEGIN") == 1
 
 
 def test_a_second_turn_is_what_one_long_run_would_be():
@@ -266,6 +285,18 @@ def test_full_says_when_it_is_full_and_keeps_what_was_said():
     assert (chat.stats().seen, chat.messages) == before
     chat.reset()
     assert said(chat)
+
+
+@pytest.mark.parametrize(("extra", "refused"), [(0, False), (1, True)])
+def test_full_takes_a_message_that_leaves_room_for_one_token_of_answer(extra: int, refused: bool):
+    chat = opened(policy="full", budget=200)
+    pieces = chat._talk.template
+    around = len(pieces.head) + pieces.turn_tokens
+    answer = chat.send("x" * (200 - around - 1 + extra))
+    with pytest.raises(ContextFull, match="message takes" if refused else "answer was cut"):
+        assert len(list(answer)) == 1
+    assert len(chat.turns) == (0 if refused else 2)
+    check_turns(chat)
 
 
 def test_full_cuts_an_answer_at_its_limit_and_closes_it():

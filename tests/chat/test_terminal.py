@@ -109,7 +109,7 @@ def test_a_session_on_a_terminal():
         place = screen.wait_for("tokens/s", screen.wait_for("hello"))
         assert "held" in screen.screen[:place] and "of 300" in screen.screen[:place]
         screen.type("/map\r")
-        screen.wait_for("- window", place)
+        screen.wait_for("> ", screen.wait_for("- window", place))
         screen.type("\x04")
         assert screen.process.wait(10) == 0
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
+from importlib.metadata import version
 
 from rich.console import Console
 from rich.text import Text
 
-from headwater import __version__
 from headwater.chat.session import Chat
 from headwater.chat.stats import LEGEND, Stats
 from headwater.chat.wrap import Wrapper
@@ -155,7 +155,8 @@ class Screen:
 
     def _header(self) -> None:
         chat, now = self.chat, self.chat.stats()
-        self.console.print(f"[bold]headwater {__version__}[/bold] · {chat.engine.name} ({self.engine})", style=None)
+        name = Text(f"headwater {version('headwater')}", style="bold")
+        self.console.print(name, Text(f"· {chat.engine.name} ({self.engine})"))
         self._say(
             f"policy {self.policy} · budget {now.budget} tokens · {chat.pinning} · cache {size(now.cache_bytes)}\n"
             f"{describe_sampling(chat)} · answers up to {chat.max_tokens} tokens\n"

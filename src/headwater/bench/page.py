@@ -32,6 +32,7 @@ th:first-child, td:first-child {{ text-align: left; padding-left: 0; }}
 .facts td, .facts th {{ text-align: left; vertical-align: top; overflow-wrap: anywhere; }}
 .facts th {{ min-width: 8rem; }}
 figure {{ margin: 1rem 0 0; padding: 0.9rem; background: var(--panel); border-radius: 8px; }}
+figure + .wide, figure + details {{ margin-top: 0.9rem; }}
 figure .wide svg {{ display: block; width: 100%; min-width: 30rem; max-width: 52rem; height: auto; margin: 0 auto; }}
 details {{ margin: 0.6rem 0 0; }}
 summary {{ color: var(--quiet); font-size: 0.9rem; cursor: pointer; }}

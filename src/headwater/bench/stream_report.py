@@ -161,7 +161,7 @@ def gap_plot(results: StreamResults) -> str:
             )
         axes.set_xticks(range(len(gaps)), [_short(gap) for gap in gaps])
         axes.set_xlabel("positions that passed between sinks and window")
-        _log_y(axes, [gap.perplexity for gap in results.gaps])
+        _log_y(axes, [value for gap in results.gaps for value in (gap.perplexity, *gap.interval)])
         style.legend_above(axes, 2)
         return style.to_svg(drawing, "gap", "Perplexity by gap: re-indexed, and with the sinks left where they were")
 

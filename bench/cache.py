@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ class RingStep:
 
 
 def timed(action: Callable[[], Any]) -> float:
+    """Seconds that the action takes."""
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
@@ -102,7 +104,7 @@ def update_costs(steps: int) -> dict[str, Any]:
 
 
 def decode_rates(engine: Any, text: list[int], steps: int) -> dict[str, Any]:
-    """Decoding at a held length: the ring in steady state against the stock cache holding as many, step by step in turn."""
+    """Decoding at a held length: the ring in steady state against the stock cache holding as many, in turn."""
     model, out = engine.model, {}
     for budget in (512, 2048):
         ours = WindowCache(model, budget)
@@ -119,8 +121,9 @@ def decode_rates(engine: Any, text: list[int], steps: int) -> dict[str, Any]:
             model(input_ids=ids[:, :budget], cache=stock, logits_to_keep=1)
             for step in range(steps):
                 new = ids[:, fed + step : fed + step + 1]
-                rates["ours"].append(timed(lambda: model(input_ids=new, cache=ours, logits_to_keep=1)))
-                rates["stock"].append(timed(lambda: model(input_ids=new, cache=stock, logits_to_keep=1)))
+                for name, cache in (("ours", ours), ("stock", stock)):
+                    step_of = partial(model, input_ids=new, cache=cache, logits_to_keep=1)
+                    rates[name].append(timed(step_of))
                 stock.crop(-1)
         seconds = {name: statistics.median(values) for name, values in rates.items()}
         out[f"decode_over_dynamic_{budget}"] = seconds["stock"] / seconds["ours"]
@@ -157,7 +160,7 @@ def decode_far(engine: Any, text: list[int], steps: int) -> dict[str, Any]:
         "rss_bytes": resident,
         "cache_bytes": far.nbytes,
         "cache_bytes_formula": layers * (512 + 1) + LAYERS * HEADS * DIM * 4 * 4,
-        "cache_bytes_formula_says": "layers x 2 x kv_heads x head_dim x itemsize x (budget + 1) + float32 keys of the pins",
+        "cache_bytes_formula_says": "layers x 2 x kv_heads x head_dim x 4 x (budget + 1), and float32 keys of the pins",
     }
 
 
@@ -208,6 +211,7 @@ def _error(ring: Ring) -> float:
 
 
 def help_seconds() -> float:
+    """Seconds that `headwater --help` takes, the median of seven processes."""
     command = [sys.executable, "-m", "headwater.cli", "--help"]
     return statistics.median(timed(lambda: subprocess.run(command, check=True, capture_output=True)) for _ in range(7))
 
@@ -220,6 +224,7 @@ def bandwidth() -> float:
 
 
 def main() -> None:
+    """Measure everything, print it as it comes, and store it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("docs/results/cache.json"))
     parser.add_argument("--model", default="smollm2")
@@ -260,6 +265,7 @@ def main() -> None:
 
 
 def take(figures: dict[str, Any], new: dict[str, Any]) -> None:
+    """Add new figures and print them."""
     figures.update(new)
     for name, value in new.items():
         print(f"{name}: {value:.6g}" if isinstance(value, float) else f"{name}: {value}", flush=True)

@@ -1,7 +1,7 @@
 """What the ring is measured against: the two usual ways of keeping a window, written plainly and without waste.
 
-Each holds `pins + recent` tokens a layer and takes one token a step. Both do their whole step in torch on the same shapes
-as the ring, and both return all that the token attends to.
+Each holds `pins + recent` tokens a layer and takes one token a step. Both do their whole step in torch on the same
+shapes as the ring, and both return all that the token attends to.
 """
 
 from __future__ import annotations

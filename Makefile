@@ -6,6 +6,7 @@ SHELL := bash
 
 PYTHON ?= python3
 WORKERS ?= 2
+TEXT ?= bench/data/voyage_of_the_beagle.txt
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 READY := .venv/.ready
@@ -62,14 +63,9 @@ demo: model ## compare the policies on the embedded model over a real conversati
 	@$(BIN)/headwater compare --output report
 	@echo "Report: $(CURDIR)/report/index.html"
 
-# TEXT=FILE is the long text, such as a book; without one that part is left out.
-bench: model ## measure speed and memory; with TEXT=FILE also perplexity over a long text
+bench: model ## measure speed and memory, and perplexity over a long text (TEXT=FILE for another)
 	$(BIN)/python -m bench.cache
-ifdef TEXT
 	$(BIN)/headwater stream $(TEXT)
-else
-	@echo "No long text was given, so perplexity over one is not measured; run: make bench TEXT=book.txt"
-endif
 
 clean: ## remove the environment and everything that was made
 	rm -rf .venv build dist report .coverage .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -133,6 +133,16 @@ def test_a_large_vocabulary_is_cut_like_a_small_one():
         assert {sampler.draw(values) for _ in range(300)} <= chosen.keys()
 
 
+@pytest.mark.parametrize("knobs", [{"top_p": 0.9}, {"top_k": 1500}])
+def test_the_search_among_likely_tokens_goes_on_while_they_are_not_enough(knobs: dict[str, Any]):
+    """One likely token, and most of the probability in two thousand unlikely ones."""
+    values = np.full(2001, -6.0, dtype=np.float32)
+    values[0] = 0
+    frequencies = drawn(values, **knobs)
+    assert abs(frequencies[0] - 1 / (1 + 2000 * np.exp(-6))) < 0.03
+    assert np.count_nonzero(frequencies) > 1000
+
+
 def test_the_same_seed_draws_the_same():
     values = (np.random.default_rng(3).normal(size=500)).astype(np.float32)
     one, two, other = (Sampler(Sampling(seed=seed)) for seed in (1, 1, 2))

@@ -395,12 +395,13 @@ class Interrupting(FakeStream):
 
     def feed(self, tokens: Any) -> Any:
         self.at -= 1
+        logits = super().feed(tokens)
         if self.at == 0:
             signal.raise_signal(signal.SIGINT)
-        return super().feed(tokens)
+        return logits
 
 
-@pytest.mark.parametrize("at", [1, 2, 3, 10])
+@pytest.mark.parametrize("at", [1, 2, 10, 51])  # the message, two tokens, what closes the answer
 def test_ctrl_c_inside_a_step_waits_for_its_end(at: int):
     chat = opened(FakeEngine(answer_tokens=None), max_tokens=50)
     said(chat)

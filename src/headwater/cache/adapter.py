@@ -318,9 +318,10 @@ class WindowCache(Cache):
                     f"position {rope_limit}, and two windows must fit below ({least} positions); lower the budget"
                 )
             return rope_limit
-        if trained is not None and self.window.budget > trained:
+        if trained is not None and self.window.budget >= trained:
             raise BudgetError(
-                f"budget {self.window.budget} is above the model's trained length of {trained} positions; lower it"
+                f"a budget of {self.window.budget} tokens needs one position more, and the model's trained length is "
+                f"{trained}; lower the budget to {trained - 1}"
             )
         return max(least, min(trained or LONGEST_FRAME, LONGEST_FRAME))
 

@@ -18,8 +18,8 @@ ENGINES: dict[str, str] = {
 def open_engine(model: str, *, engine: str = "transformers", **options: Any) -> Engine:
     """Load `model` (a known name, a folder, a GGUF file or a hub id) with the named engine.
 
-    Raises UnknownName for an unknown engine, MissingExtra when its runtime is not installed, ModelMissing when the model
-    is not on this machine.
+    Raises UnknownName for an unknown engine, MissingExtra when its runtime is not installed, ModelMissing when the
+    model is not on this machine.
     """
     if engine not in ENGINES:
         raise UnknownName("engine", engine, ENGINES)

@@ -1,7 +1,7 @@
 """The seam between a conversation and a runtime: an engine is a model, a stream is one conversation inside it.
 
-Knows tokens, positions and logits. Does not know any runtime, policy name, dialogue rule or sampling. One contract suite
-(`tests/contract/test_engines.py`) runs over every engine.
+Knows tokens, positions and logits. Does not know any runtime, policy name, dialogue rule or sampling. One contract
+suite (`tests/contract/test_engines.py`) runs over every engine.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ class Evicted:
 class Stream(ABC):
     """One conversation inside an engine: what was fed, what is held.
 
-    Positions count tokens of the whole stream from 0 and are never renumbered. A stream with a `window` evicts by itself,
-    after the step that crosses the budget, and splits what it is fed so that neither the held set nor the logits depend
-    on how the caller cuts the text. A stream without a window (`None`) never evicts and raises ContextFull at its limit.
+    Positions count tokens of the whole stream from 0 and are never renumbered. A stream with a `window` evicts by
+    itself, after the step that crosses the budget, and splits what it is fed so that neither the held set nor the
+    logits depend on how the caller cuts the text. A stream without a window (`None`) never evicts and raises
+    ContextFull at its limit.
     """
 
     window: Window | None
@@ -63,7 +64,8 @@ class Stream(ABC):
     def feed(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Feed at least one token; return the logits after the last one, `[vocab]`.
 
-        Raises ContextFull (no window and no room) with nothing fed, UsageError for an empty list or an unknown token id.
+        Raises ContextFull (no window and no room) with nothing fed, UsageError for an empty list or an unknown token
+        id.
         """
 
     @abstractmethod

@@ -75,6 +75,8 @@ class TransformersEngine(Engine):
 
     def open(self, window: Window | None, *, reindex: bool = True, limit_tokens: int | None = None) -> Stream:
         if window is not None:
+            if limit_tokens is not None:
+                raise UsageError("limit_tokens is for a stream without a window; one with a window never ends")
             return WindowStream(self, window, reindex=reindex)
         limit = self.context_length if limit_tokens is None else limit_tokens
         if not 1 <= limit <= self.context_length:
@@ -127,7 +129,7 @@ class _TorchStream(Stream):
             count = min(self._piece(len(left)), CHUNK)
             self._next = self._forward(left[:count], logits=1)[-1].clone()
             left = left[count:]
-        return self._prediction().cpu().numpy()
+        return self._prediction().cpu().numpy().copy()  # the caller's own
 
     @torch.inference_mode()
     def score(self, tokens: Sequence[int]) -> NDArray[np.float64]:

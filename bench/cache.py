@@ -25,7 +25,7 @@ from transformers import DynamicCache
 from bench.rivals import ConcatAndSlice, RotateAll
 from headwater.bench.conversation import load
 from headwater.bench.machine import hardware, now, versions
-from headwater.cache.adapter import WindowCache, _examine
+from headwater.cache.adapter import WindowCache, examine
 from headwater.cache.bank import Shape
 from headwater.cache.ring import Ring
 from headwater.engines import open_engine
@@ -168,7 +168,7 @@ def exactness(engine: Any, text: list[int], length: int) -> dict[str, Any]:
     """Largest difference of a logit between the ring and its slow twin, token by token in float32."""
     model = engine.model
     cache = WindowCache(model, 256, block=1)
-    _, shapes, _ = _examine(model, model.base_model)
+    _, shapes, _ = examine(model, model.base_model)
     twin = RawKeys([shape for shape in shapes if shape is not None], [None] * len(shapes), cache.window)
     ids = torch.tensor([text[:length]])
     largest = scale = 0.0
@@ -178,7 +178,7 @@ def exactness(engine: Any, text: list[int], length: int) -> dict[str, Any]:
             new = ids[:, index : index + 1]
             ours = model(input_ids=new, cache=cache).logits
             for layer in twin.raw:
-                layer._forget()
+                layer.forget()
             theirs = model(input_ids=new, position_ids=zero, cache=twin).logits
             largest = max(largest, (ours - theirs).abs().max().item())
             scale = max(scale, theirs.abs().max().item())

@@ -1,8 +1,12 @@
-"""What the README says about the policies is what the registry says."""
+"""What the README says is so: the table is the registry's, the snippets run, the links lead somewhere."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from headwater.policies import table
 
@@ -14,3 +18,27 @@ def test_the_table_of_policies_is_the_registry() -> None:
     assert text.count("<!-- policies -->") == text.count("<!-- /policies -->") == 1
     between = text.partition("<!-- policies -->")[2].partition("<!-- /policies -->")[0]
     assert between.strip() == table(), "paste what headwater.policies.table() returns between the markers"
+
+
+def snippets() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+@pytest.mark.real_model
+def test_the_snippets_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """One after the other, in one namespace, as a reader would paste them."""
+    namespace: dict[str, Any] = {}
+    for snippet in snippets():
+        exec(compile(snippet, str(README), "exec"), namespace)
+    assert len(snippets()) == 2
+    assert namespace["cache"].held <= 64 < namespace["cache"].seen
+    assert "68.0% saved" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["README.md", *(f"docs/{path.name}" for path in README.parent.glob("docs/*.md"))])
+def test_every_link_leads_somewhere(name: str) -> None:
+    page = README.parent / name
+    links = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
+    for link in links:
+        if not link.startswith("http"):
+            assert (page.parent / link).exists(), f"{name} links to {link}"

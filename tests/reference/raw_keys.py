@@ -52,7 +52,7 @@ class RawLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.is_initialized = True
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Drop what the last step left over, by the rule of the papers' text."""
         drop: list[int] = []
         if self.slides is not None:
@@ -77,7 +77,7 @@ class RawLayer(CacheLayerMixin):
         return turn(keys, distances, self.rotation), torch.cat([v for _, v in self.kept], dim=2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        self._forget()
+        self.forget()
         return len(self.positions) + query_length, self.seen - len(self.positions)
 
     def get_seq_length(self) -> int:
@@ -105,6 +105,6 @@ class RawKeys(Cache):
         with torch.inference_mode():
             for index in range(tokens.shape[1]):
                 for layer in self.raw:
-                    layer._forget()
+                    layer.forget()
                 out.append(model(input_ids=tokens[:, index : index + 1], position_ids=zero, cache=self).logits)
         return torch.cat(out, dim=1)

@@ -106,7 +106,7 @@ class WindowCache(Cache):
             raise UsageError(f"reindex must be 'auto' or 'none', got {reindex!r}")
         window = Window.of(budget, max(sinks, pinned), block)
         base = _base_model(model)
-        stock, shapes, rope_limit = _examine(model, base)
+        stock, shapes, rope_limit = examine(model, base)
         own = [index for index, layer in enumerate(stock) if type(layer) is DynamicLayer]
         if not own:
             raise UnsupportedModel(
@@ -371,7 +371,7 @@ def _base_model(model: PreTrainedModel) -> nn.Module:
 
 
 @torch.no_grad()
-def _examine(model: PreTrainedModel, base: nn.Module) -> tuple[list[Any], list[Shape | None], int | None]:
+def examine(model: PreTrainedModel, base: nn.Module) -> tuple[list[Any], list[Shape | None], int | None]:
     """Fresh layers of the model's own cache, what each layer caches (None: no keys), and the rotary limit."""
     rope = read_rope(base)
     if not rope.frequencies:

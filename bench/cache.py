@@ -195,24 +195,28 @@ def pin_error(evictions: int) -> dict[str, Any]:
     ring = RingStep(64, block=1, dtype=torch.bfloat16)
     ring.fill()
     token = torch.randn(1, HEADS, 1, DIM).to(torch.bfloat16)
-    errors = []
     for _ in range(evictions):
         ring.step(token, token)
-        if len(errors) < 1:
-            errors.append(_error(ring.ring))
-    return {"pin_error_bf16": _error(ring.ring), "pin_error_bf16_one_rotation": errors[0], "pin_evictions": evictions}
-
-
-def _error(ring: Ring) -> float:
-    bank = next(iter(ring.banks.values()))
-    shift = ring.ledger.gone - ring.base
+    bank = next(iter(ring.ring.banks.values()))
+    shift = ring.ring.ledger.gone - ring.ring.base
     exact = torch.stack([turn(layer.double(), [shift] * 4, ROTATION) for layer in bank.pristine])
-    return ((bank.keys[..., :4, :].double() - exact).norm() / exact.norm()).item()
+
+    def error(keys: torch.Tensor) -> float:
+        return ((keys.double() - exact).norm() / exact.norm()).item()
+
+    return {
+        "pin_error_bf16": error(bank.keys[..., :4, :]),
+        "pin_error_bf16_one_rotation": error(exact.to(torch.bfloat16)),
+        "pin_evictions": ring.ring.ledger.gone,
+        "pin_shift": shift,
+    }
 
 
 def help_seconds() -> float:
     """Seconds that `headwater --help` takes, the median of seven processes."""
-    command = [sys.executable, "-m", "headwater.cli", "--help"]
+    command = [sys.executable, "-c", "from headwater.cli import main; main()", "--help"]
+    if b"Usage: " not in subprocess.run(command, check=True, capture_output=True).stdout:
+        raise RuntimeError("headwater --help printed no help")
     return statistics.median(timed(lambda: subprocess.run(command, check=True, capture_output=True)) for _ in range(7))
 
 

@@ -85,10 +85,11 @@ class WindowCache(Cache):
     The cache belongs to `model`, may be passed to `generate` or to the model again and again, and holds one
     conversation (rows of a batch advance together); `reset()` starts over and gives the memory back. Raises
     BudgetError when the numbers do not fit each other or the model, UnsupportedModel when the model's positions
-    cannot be re-indexed.
-    """
+    cannot be re-indexed. A call that cannot work raises UnsupportedCall or CacheStateError before anything runs.
 
-    is_window_cache = True
+    Under `generate`, pass the full history at every turn, as transformers asks: it feeds what is new. New ids alone are
+    refused, unless there are more of them than the cache has seen, which nobody can tell from a history.
+    """
 
     def __init__(
         self,

@@ -229,9 +229,14 @@ class Ring:
             bank.move(moves)
 
     def skip(self, positions: int) -> None:
-        """Move the stream's positions on, as if that many tokens had passed through the window."""
+        """Move the stream's positions on, as if that many tokens had passed through the window.
+
+        The window's keys are really turned there, so that what follows (the pins, the next rebase) meets what it would
+        meet that far into a stream.
+        """
         self.ledger.skip(positions)
-        self.base += positions
+        for bank in self.banks.values():
+            bank.turn_window(self.ledger.held, positions)
         self._place_pins()
 
     def select(self, rows: Tensor) -> None:

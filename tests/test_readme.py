@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from bench.readme import STORED, block, with_block
+from headwater.bench.results import read
 from headwater.policies import table
 
 README = Path(__file__).parents[1] / "README.md"
@@ -18,6 +20,11 @@ def test_the_table_of_policies_is_the_registry() -> None:
     assert text.count("<!-- policies -->") == text.count("<!-- /policies -->") == 1
     between = text.partition("<!-- policies -->")[2].partition("<!-- /policies -->")[0]
     assert between.strip() == table(), "paste what headwater.policies.table() returns between the markers"
+
+
+def test_the_comparison_is_the_stored_one() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert text == with_block(text, block(read(STORED))), "run: make demo, then python -m bench.readme"
 
 
 def snippets() -> list[str]:

@@ -80,9 +80,33 @@ class Terminal:
         end = time.monotonic() + seconds
         while words not in self.screen[since:]:
             assert time.monotonic() < end, f"{words!r} never came; the screen shows:\n{self.screen}"
-            if select.select([self.master], [], [], 0.1)[0]:
-                self.screen += re.sub(r"\x1b[\[\]][0-9;?]*[a-zA-Z]", "", os.read(self.master, 65536).decode())
+            self._read()
         return self.screen.index(words, since) + len(words)
+
+    def wait_for_words(self, since: int, seconds: float = 30) -> int:
+        """Read until an answer is under way: three words in a row; returns where they end."""
+        end = time.monotonic() + seconds
+        while not (found := re.compile(r"[a-z]+ [a-z]+ [a-z]+ ").search(self.screen, since)):
+            assert time.monotonic() < end, f"no answer came; the screen shows:\n{self.screen}"
+            self._read()
+        return found.end()
+
+    def interrupt(self, words: str, since: int) -> int:
+        """Ctrl-C until the words are on the screen; returns where they end.
+
+        A signal between the moment a prompt is drawn and the one readline waits for a key is not seen before the next
+        key, as in every Python program with a prompt; a person is never that fast.
+        """
+        end = time.monotonic() + 30
+        while words not in self.screen[since:] and time.monotonic() < end:
+            time.sleep(0.2)
+            self.process.send_signal(signal.SIGINT)
+            self._read()
+        return self.wait_for(words, since, seconds=1)
+
+    def _read(self) -> None:
+        if select.select([self.master], [], [], 0.1)[0]:
+            self.screen += re.sub(r"\x1b[\[\]][0-9;?]*[a-zA-Z]", "", os.read(self.master, 65536).decode())
 
 
 @contextmanager
@@ -118,15 +142,14 @@ def test_ctrl_c_stops_an_answer_and_the_next_one_works():
     with terminal(answer=None, limit=2_000_000) as screen:
         screen.wait_for("> ")
         screen.type("hello\r")
-        screen.wait_for(" ", screen.wait_for("hello\r\n"))
+        screen.wait_for_words(screen.wait_for("hello\r\n"))
         screen.process.send_signal(signal.SIGINT)
         place = screen.wait_for("evicted", screen.wait_for("stopped; what was said so far stays"))
         screen.wait_for("> ", place)
-        screen.process.send_signal(signal.SIGINT)
-        place = screen.wait_for("> ", screen.wait_for("Ctrl-D or /quit leaves", place))
+        place = screen.wait_for("> ", screen.interrupt("Ctrl-D or /quit leaves", place))
+        time.sleep(0.3)  # a key between two prompts would be lost with the interrupted line
         screen.type("again\r")
-        place = screen.wait_for("again\r\n", place)
-        screen.wait_for(" ", place)
+        place = screen.wait_for_words(screen.wait_for("again\r\n", place))
         screen.process.send_signal(signal.SIGINT)
         screen.wait_for("> ", screen.wait_for("stopped", place))
         screen.type("/quit\r")

@@ -52,20 +52,27 @@ class Screen:
         self._header()
         while True:
             try:
-                line = self.read(PROMPT)
-            except EOFError:
-                self.console.print()
-                return 0
+                if not self._turn():
+                    return 0
             except KeyboardInterrupt:
-                self.console.print()
-                self._say("Ctrl-D or /quit leaves")
-                continue
-            if line.strip() == "/quit":
-                return 0
-            if line.startswith("/"):
-                self._command(*line.strip().partition(" ")[::2])
-            elif line.strip():
-                self._exchange(line)
+                with suppress(KeyboardInterrupt):  # a second one, while this is being said
+                    self.console.print()
+                    self._say("Ctrl-D or /quit leaves")
+
+    def _turn(self) -> bool:
+        """Read one line and do what it says; False when the user leaves."""
+        try:
+            line = self.read(PROMPT)
+        except EOFError:
+            self.console.print()
+            return False
+        if line.strip() == "/quit":
+            return False
+        if line.startswith("/"):
+            self._command(*line.strip().partition(" ")[::2])
+        elif line.strip():
+            self._exchange(line)
+        return True
 
     # Answers.
 

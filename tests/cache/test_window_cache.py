@@ -100,6 +100,17 @@ def test_generate_equals_our_own_loop(attention: str) -> None:
     assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("name", [name for name, family in tiny.FAMILIES.items() if family.refused is None])
+def test_every_family_generates_what_our_own_loop_does(name: str) -> None:
+    """`generate` passes masks and positions that a plain forward pass does not, and hybrids build a mask per layer
+    type."""
+    model = tiny.build(name)
+    prompt = tiny.tokens(30, rows=2)
+    ours = by_hand(model, WindowCache(model, 20, block=3), prompt, 30)
+    theirs = generate(model, WindowCache(model, 20, block=3), prompt, 30)
+    assert torch.equal(ours, theirs)
+
+
 def test_nothing_changes_while_everything_fits(model: Any) -> None:
     prompt = tiny.tokens(12)
     assert torch.equal(generate(model, WindowCache(model, 64), prompt, 50), generate(model, DynamicCache(), prompt, 50))

@@ -12,7 +12,7 @@ from headwater.bench import page as html
 from headwater.bench import plots
 from headwater.bench.results import Results, Row
 from headwater.bench.style import require_plots
-from headwater.bench.table import COLUMNS, cells, figure, size, steady_cache, steady_speed
+from headwater.bench.table import COLUMNS, cells, figure, machine_facts, size, steady_cache, steady_speed
 
 __all__ = ["findings", "page", "require_plots", "summary"]
 
@@ -150,8 +150,7 @@ def _figures(results: Results) -> list[str]:
 
 
 def _facts(results: Results) -> list[tuple[str, str]]:
-    settings, machine, source = results.settings, results.hardware, results.conversation
-    memory = machine.get("memory_bytes")
+    settings, source = results.settings, results.conversation
     pairs = [
         ("Model", f"{results.model}, engine {results.engine}, trained length {results.context_length:,} tokens"),
         ("Conversation", f"{source.name}: {source.turns} turns, {source.tokens:,} tokens with the chat template"),
@@ -163,11 +162,7 @@ def _facts(results: Results) -> list[tuple[str, str]]:
         ("Limit of full", f"{settings.limit_tokens:,} tokens"),
         ("Seed", f"{results.seed} (of the resampling; nothing else is drawn)"),
         ("Choices", "; ".join(results.choices)),
-        ("CPU", f"{machine.get('cpu')}, {machine.get('cores')} cores"),
-        ("Memory", size(memory) if isinstance(memory, int) else "unknown"),
-        ("Accelerator", str(machine.get("accelerator") or "none")),
-        ("Platform", str(machine.get("platform"))),
-        ("Versions", ", ".join(f"{name} {version}" for name, version in results.versions.items())),
+        *machine_facts(results.hardware, results.versions),
         ("Started", results.started),
         ("Duration", ", ".join(f"{row.name} {row.duration_s:.0f} s" for row in results.rows)),
     ]

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING
 from headwater.bench import page as html
 from headwater.bench import style
 from headwater.bench.stream_results import FAR_GAP, Along, StreamResults
-from headwater.bench.table import figure, grid, size
+from headwater.bench.table import figure, grid, machine_facts, size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -257,19 +257,14 @@ def _list(values: tuple[int, ...]) -> str:
 
 
 def _facts(results: StreamResults) -> list[tuple[str, str]]:
-    settings, machine = results.settings, results.hardware
-    memory = machine.get("memory_bytes")
+    settings = results.settings
     return [
         ("Model", f"{results.model}, engine {results.engine}, trained length {results.context_length:,} tokens"),
         ("Text", f"{results.text.name}, the first {settings.tokens:,} of {results.text.tokens:,} tokens"),
         ("Its sha256", results.text.sha256),
         ("Seed", f"{results.seed} (of the resampling; nothing else is drawn)"),
         ("Choices", "; ".join(results.choices)),
-        ("CPU", f"{machine.get('cpu')}, {machine.get('cores')} cores"),
-        ("Memory", size(memory) if isinstance(memory, int) else "unknown"),
-        ("Accelerator", str(machine.get("accelerator") or "none")),
-        ("Platform", str(machine.get("platform"))),
-        ("Versions", ", ".join(f"{name} {version}" for name, version in results.versions.items())),
+        *machine_facts(results.hardware, results.versions),
         ("Started", results.started),
         ("Duration", f"{results.duration_s:,.0f} s"),
     ]

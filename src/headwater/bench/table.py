@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO
 
 from headwater.bench.results import Results, Row
@@ -77,6 +77,18 @@ def size(count: int) -> str:
         if count >= factor:
             return f"{count / factor:.1f} {unit}"
     return f"{count} B"
+
+
+def machine_facts(hardware: Mapping[str, object], versions: Mapping[str, str]) -> list[tuple[str, str]]:
+    """What a measurement ran on, as names and texts."""
+    memory = hardware.get("memory_bytes")
+    return [
+        ("CPU", f"{hardware.get('cpu')}, {hardware.get('cores')} cores"),
+        ("Memory", size(memory) if isinstance(memory, int) else "unknown"),
+        ("Accelerator", str(hardware.get("accelerator") or "none")),
+        ("Platform", str(hardware.get("platform"))),
+        ("Versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
+    ]
 
 
 def show(results: Results, out: IO[str] | None = None) -> None:

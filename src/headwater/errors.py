@@ -13,6 +13,7 @@ The doors translate this tree once: the command line to an exit code, a server t
     ├── ContextFull                a stream that never evicts has no room left
     ├── OverCapacity               a policy driven past the budget it was built for; also a RuntimeError
     ├── MissingExtra               an optional dependency is not installed; says the command
+    ├── UnsupportedVersion         a dependency is installed in a release that was never tested; says the range
     ├── ModelMissing               a model is not on this machine; says the command
     └── ModelFileError             a model's files cannot be had, trusted, converted or stored; says why
 """
@@ -72,6 +73,10 @@ class MissingExtra(HeadwaterError):
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what} is not installed; run: pip install 'headwater[{extra}]'")
+
+
+class UnsupportedVersion(HeadwaterError):
+    """A dependency is installed in a release outside the tested range; the text says the range and the command."""
 
 
 class ModelMissing(HeadwaterError):

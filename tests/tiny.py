@@ -138,3 +138,20 @@ def build(
 def tokens(count: int, *, rows: int = 1, seed: int = 1) -> torch.Tensor:
     """Random token ids `[rows, count]`, control tokens left out."""
     return torch.randint(3, VOCAB, (rows, count), generator=torch.Generator().manual_seed(seed))
+
+
+def generate(model: Any, cache: Any, prompt: torch.Tensor, count: int, **options: Any) -> torch.Tensor:
+    options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, **options}
+    return model.generate(prompt, cache=cache, max_new_tokens=count, **options)
+
+
+def by_hand(model: Any, cache: Any, prompt: torch.Tensor, count: int) -> torch.Tensor:
+    """Greedy decoding with forward passes of our own, the prompt in one call."""
+    ids = prompt
+    with torch.inference_mode():
+        fed = 0
+        for _ in range(count):
+            logits = model(input_ids=ids[:, fed:], cache=cache).logits[:, -1]
+            fed = ids.shape[1]
+            ids = torch.cat((ids, logits.argmax(-1, keepdim=True)), dim=1)
+    return ids

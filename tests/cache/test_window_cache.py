@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 from typing import Any
 
@@ -12,32 +11,9 @@ import torch
 from transformers import DynamicCache
 
 from headwater.cache.adapter import WindowCache
-from headwater.errors import BudgetError, CacheStateError, UnsupportedCall, UnsupportedModel, UsageError
+from headwater.errors import BudgetError, CacheStateError, UnsupportedCall
 from tests import tiny
 from tests.reference.raw_keys import turn
-
-
-@pytest.fixture
-def model() -> Any:
-    return tiny.build("llama")
-
-
-def generate(model: Any, cache: Any, prompt: torch.Tensor, count: int, **options: Any) -> torch.Tensor:
-    options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, **options}
-    return model.generate(prompt, cache=cache, max_new_tokens=count, **options)
-
-
-def by_hand(model: Any, cache: WindowCache, prompt: torch.Tensor, count: int) -> torch.Tensor:
-    """Greedy decoding with forward passes of our own, the prompt in one call."""
-    ids = prompt
-    with torch.inference_mode():
-        fed = 0
-        for _ in range(count):
-            logits = model(input_ids=ids[:, fed:], cache=cache).logits[:, -1]
-            fed = ids.shape[1]
-            ids = torch.cat((ids, logits.argmax(-1, keepdim=True)), dim=1)
-    return ids
-
 
 # What it holds.
 
@@ -67,7 +43,7 @@ def test_boundaries(model: Any, total: int, sinks: int, pinned: int, block: int,
 
 def test_budget_one_is_legal_and_zero_is_refused(model: Any) -> None:
     cache = WindowCache(model, 1, sinks=0)
-    generate(model, cache, tiny.tokens(3), 5)
+    tiny.generate(model, cache, tiny.tokens(3), 5)
     assert cache.kept.tolist() == [6]
     with pytest.raises(BudgetError, match="budget must be at least 1 token, got 0"):
         WindowCache(model, 0, sinks=0)
@@ -81,7 +57,7 @@ def test_the_default_block_is_a_sixteenth_of_the_window(model: Any) -> None:
 @pytest.mark.parametrize("block", [1, 4])
 def test_positions_held_are_those_of_the_newest_tokens(model: Any, block: int) -> None:
     cache = WindowCache(model, 20, sinks=4, block=block)
-    generate(model, cache, tiny.tokens(10), 100)
+    tiny.generate(model, cache, tiny.tokens(10), 100)
     kept = cache.kept
     assert kept[:4].tolist() == [0, 1, 2, 3]
     assert kept[-1] == cache.seen - 1
@@ -95,8 +71,8 @@ def test_positions_held_are_those_of_the_newest_tokens(model: Any, block: int) -
 def test_generate_equals_our_own_loop(attention: str) -> None:
     model = tiny.build("llama", attention=attention)
     prompt = tiny.tokens(12, rows=2)
-    ours = by_hand(model, WindowCache(model, 20, block=1), prompt, 60)
-    theirs = generate(model, WindowCache(model, 20, block=1), prompt, 60)
+    ours = tiny.by_hand(model, WindowCache(model, 20, block=1), prompt, 60)
+    theirs = tiny.generate(model, WindowCache(model, 20, block=1), prompt, 60)
     assert torch.equal(ours, theirs)
 
 
@@ -106,14 +82,16 @@ def test_every_family_generates_what_our_own_loop_does(name: str) -> None:
     type."""
     model = tiny.build(name)
     prompt = tiny.tokens(30, rows=2)
-    ours = by_hand(model, WindowCache(model, 20, block=3), prompt, 30)
-    theirs = generate(model, WindowCache(model, 20, block=3), prompt, 30)
+    ours = tiny.by_hand(model, WindowCache(model, 20, block=3), prompt, 30)
+    theirs = tiny.generate(model, WindowCache(model, 20, block=3), prompt, 30)
     assert torch.equal(ours, theirs)
 
 
 def test_nothing_changes_while_everything_fits(model: Any) -> None:
     prompt = tiny.tokens(12)
-    assert torch.equal(generate(model, WindowCache(model, 64), prompt, 50), generate(model, DynamicCache(), prompt, 50))
+    assert torch.equal(
+        tiny.generate(model, WindowCache(model, 64), prompt, 50), tiny.generate(model, DynamicCache(), prompt, 50)
+    )
 
 
 def test_both_attention_implementations_agree_past_the_budget() -> None:
@@ -130,8 +108,8 @@ def test_both_attention_implementations_agree_past_the_budget() -> None:
 def test_a_prompt_of_several_budgets_in_chunks_and_at_once_holds_the_same(model: Any) -> None:
     prompt = tiny.tokens(90)
     whole, pieces = WindowCache(model, 20), WindowCache(model, 20)
-    generate(model, whole, prompt, 1)
-    generate(model, pieces, prompt, 1, prefill_chunk_size=7)
+    tiny.generate(model, whole, prompt, 1)
+    tiny.generate(model, pieces, prompt, 1, prefill_chunk_size=7)
     assert whole.kept.tolist() == pieces.kept.tolist()
 
 
@@ -139,9 +117,9 @@ def test_two_turns_with_full_history_equal_one_long_run(model: Any) -> None:
     """transformers#31381 and others: a second turn of several tokens after the window has slid."""
     first, second = tiny.tokens(12), tiny.tokens(9, seed=5)
     cache = WindowCache(model, 20, block=1)
-    answer = generate(model, cache, first, 40)
+    answer = tiny.generate(model, cache, first, 40)
     history = torch.cat((answer, second), dim=1)
-    turn = generate(model, cache, history, 30)
+    turn = tiny.generate(model, cache, history, 30)
     other = WindowCache(model, 20, block=1)
     with torch.inference_mode():
         model(input_ids=answer[:, :12], cache=other)
@@ -162,7 +140,7 @@ def test_sampling_is_the_host_models_own(model: Any) -> None:
     runs = []
     for _ in range(2):
         torch.manual_seed(7)
-        runs.append(generate(model, WindowCache(model, 20), tiny.tokens(12), 60, do_sample=True, temperature=1.5))
+        runs.append(tiny.generate(model, WindowCache(model, 20), tiny.tokens(12), 60, do_sample=True, temperature=1.5))
     assert torch.equal(*runs)
 
 
@@ -170,8 +148,8 @@ def test_beams_and_returned_sequences_equal_those_of_the_stock_cache_while_all_f
     prompt = tiny.tokens(12, rows=2)
     options = {"num_beams": 3, "num_return_sequences": 2}
     assert torch.equal(
-        generate(model, WindowCache(model, 64), prompt, 30, **options),
-        generate(model, DynamicCache(), prompt, 30, **options),
+        tiny.generate(model, WindowCache(model, 64), prompt, 30, **options),
+        tiny.generate(model, DynamicCache(), prompt, 30, **options),
     )
 
 
@@ -201,9 +179,9 @@ def test_beams_past_the_budget_score_as_each_beam_alone(model: Any) -> None:
 
 def test_a_row_of_a_batch_equals_its_run_alone(model: Any) -> None:
     prompt = tiny.tokens(12, rows=3)
-    together = generate(model, WindowCache(model, 20), prompt, 60)
+    together = tiny.generate(model, WindowCache(model, 20), prompt, 60)
     for row in range(3):
-        alone = generate(model, WindowCache(model, 20), prompt[row : row + 1], 60)
+        alone = tiny.generate(model, WindowCache(model, 20), prompt[row : row + 1], 60)
         assert torch.equal(together[row], alone[0])
 
 
@@ -260,7 +238,7 @@ def test_every_held_token_is_seen(model: Any) -> None:
 
 
 def test_two_caches_on_one_model_do_not_see_each_other(model: Any) -> None:
-    alone = generate(model, WindowCache(model, 20), tiny.tokens(12), 40)
+    alone = tiny.generate(model, WindowCache(model, 20), tiny.tokens(12), 40)
     a, b = WindowCache(model, 20), WindowCache(model, 33, sinks=1)
     ids, other = tiny.tokens(12), tiny.tokens(12, seed=9)
     with torch.inference_mode():
@@ -274,16 +252,16 @@ def test_two_caches_on_one_model_do_not_see_each_other(model: Any) -> None:
 
 def test_a_second_run_after_reset_equals_the_first(model: Any) -> None:
     cache = WindowCache(model, 20)
-    first = generate(model, cache, tiny.tokens(12), 60)
+    first = tiny.generate(model, cache, tiny.tokens(12), 60)
     cache.reset()
     assert (cache.seen, cache.held, cache.nbytes) == (0, 0, 0)
-    assert torch.equal(generate(model, cache, tiny.tokens(12), 60), first)
+    assert torch.equal(tiny.generate(model, cache, tiny.tokens(12), 60), first)
 
 
 def test_the_model_is_left_as_it_was(model: Any) -> None:
     base = model.base_model
     cache = WindowCache(model, 20)
-    generate(model, cache, tiny.tokens(12), 5)
+    tiny.generate(model, cache, tiny.tokens(12), 5)
     assert len(base._forward_pre_hooks) == len(base._forward_hooks) == 1
     del cache
     gc.collect()
@@ -320,7 +298,7 @@ def test_physical_bytes_are_the_budget_and_one_slot_and_the_pristine_pins(model:
     layers, kv_heads, dim = 4, 2, 8
     for prompt in (tiny.tokens(10), tiny.tokens(200)):  # the second one is several budgets in one call
         cache.reset()
-        generate(model, cache, prompt, 90)
+        tiny.generate(model, cache, prompt, 90)
         assert cache.nbytes == layers * kv_heads * dim * 4 * (2 * (budget + 1) + sinks)
         live = {
             t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
@@ -337,7 +315,7 @@ def _returned(cache: WindowCache, layer: int) -> tuple[torch.Tensor, torch.Tenso
 
 def test_a_decoding_step_returns_views_of_the_buffers(model: Any) -> None:
     cache = WindowCache(model, 20, block=1)
-    generate(model, cache, tiny.tokens(12), 40)
+    tiny.generate(model, cache, tiny.tokens(12), 40)
     seen: list[int] = []
     update = cache.ring.update
     cache.ring.update = lambda *a: (out := update(*a), seen.append(out[0].untyped_storage().data_ptr()))[0]  # type: ignore[method-assign]
@@ -350,7 +328,7 @@ def test_a_decoding_step_returns_views_of_the_buffers(model: Any) -> None:
 def test_half_precision(dtype: torch.dtype) -> None:
     model = tiny.build("llama", dtype=dtype)
     cache = WindowCache(model, 20)
-    out = generate(model, cache, tiny.tokens(12), 60)
+    out = tiny.generate(model, cache, tiny.tokens(12), 60)
     assert out.shape == (1, 72)
     bank = next(iter(cache.ring.banks.values()))
     assert bank.keys.dtype == dtype
@@ -361,7 +339,7 @@ def test_pins_do_not_drift_in_bfloat16() -> None:
     """A thousand evictions: the pins carry the rounding of one rotation, not of a thousand."""
     model = tiny.build("llama", dtype=torch.bfloat16, max_position_embeddings=8192)
     cache = WindowCache(model, 20, sinks=4, block=1)
-    generate(model, cache, tiny.tokens(12), 1000)
+    tiny.generate(model, cache, tiny.tokens(12), 1000)
     bank = next(iter(cache.ring.banks.values()))
     rotation = bank.shape.rotation
     assert rotation is not None
@@ -423,127 +401,3 @@ def test_dropping_tokens_by_hand(model: Any) -> None:
         assert cache.kept.tolist() == [*range(4), *range(10, 18)]
         model(input_ids=tiny.tokens(5), cache=cache)
     assert cache.kept.tolist() == [*range(4), *range(10, 23)]
-
-
-# What is refused, before anything runs.
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"budget": 4}, "budget must be at least pins"),
-        ({"budget": -3, "sinks": 0}, "at least 1 token, got -3"),
-        ({"budget": 20, "sinks": -1}, "sinks must be an integer of at least 0"),
-        ({"budget": 20, "pinned": 20}, "budget must be at least pins"),
-        ({"budget": 20, "block": 17}, "block must be between 1 and the window of 16"),
-        ({"budget": 20, "block": 0}, "block must be between 1"),
-        ({"budget": 2.5}, "budget must be an integer"),
-        ({"budget": True, "sinks": 0}, "budget must be an integer"),
-        ({"budget": 512}, "trained length is 512; lower the budget to 511"),
-        ({"budget": 20, "reindex": "yes"}, "'auto' or 'none'"),
-    ],
-)
-def test_numbers_that_do_not_fit(model: Any, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        WindowCache(model, **options)
-
-
-def test_a_window_that_does_not_fit_below_the_rotary_limit() -> None:
-    with pytest.raises(BudgetError, match="frequencies change at position 512"):
-        WindowCache(tiny.build("dynamic"), 300)
-    model = tiny.build("dynamic")
-    with torch.inference_mode(), pytest.raises(UnsupportedCall, match="prefill_chunk_size"):
-        model(input_ids=tiny.tokens(600), cache=WindowCache(model, 100))
-
-
-def test_not_a_model() -> None:
-    with pytest.raises(UnsupportedModel, match="needs a transformers model, got int"):
-        WindowCache(3, 20)  # type: ignore[arg-type]
-
-
-def test_padded_batches(model: Any) -> None:
-    mask = torch.ones(2, 12, dtype=torch.long)
-    mask[0, :3] = 0
-    cache = WindowCache(model, 20)
-    with pytest.raises(UnsupportedCall, match="padded batches"):
-        generate(model, cache, tiny.tokens(12, rows=2), 5, attention_mask=mask)
-    assert cache.seen == 0
-
-
-def test_assisted_and_prompt_lookup_decoding(model: Any) -> None:
-    for options in ({"assistant_model": tiny.build("llama", seed=1)}, {"prompt_lookup_num_tokens": 3}):
-        cache = WindowCache(model, 20)
-        with pytest.raises(UnsupportedCall, match="assisted and prompt-lookup"):
-            generate(model, cache, tiny.tokens(12), 5, **options)
-        assert cache.seen == 0
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_continuous_batching_is_refused(model: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    """It runs in a thread of its own, which reports the refusal and ends the request without a single new token."""
-    cache = WindowCache(model, 20)
-    out = generate(model, cache, tiny.tokens(12), 5, cache_implementation="paged")
-    assert out.shape[-1] == 12
-    assert "continuous batching brings its own paged cache" in capfd.readouterr().err
-    assert cache.seen == 0
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        ({"attention_mask": torch.ones(1, 5)}, "covers 5 tokens, but the cache has seen 12 and 5 are new"),
-        ({"attention_mask": torch.ones(1, 1, 5, 17)}, "2-D attention_mask"),
-        ({"position_ids": torch.arange(5)[None]}, "run from 0 to 4, but the cache has seen 12"),
-        ({"position_ids": torch.arange(12, 22, 2)[None]}, "run from 12 to 20"),
-    ],
-)
-def test_calls_that_contradict_what_was_seen(model: Any, call: dict[str, Any], words: str) -> None:
-    cache = WindowCache(model, 20)
-    with torch.inference_mode():
-        model(input_ids=tiny.tokens(12), cache=cache)
-        with pytest.raises((CacheStateError, UnsupportedCall), match=words):
-            model(input_ids=tiny.tokens(5), cache=cache, **call)
-    assert cache.seen == 12
-
-
-@pytest.mark.parametrize("length", [5, 12, 19])
-def test_new_ids_only_under_generate(model: Any, length: int) -> None:
-    """transformers#36151: the second turn without the history; silently wrong with the stock cache."""
-    cache = WindowCache(model, 64)
-    generate(model, cache, tiny.tokens(12), 8)
-    with pytest.raises((CacheStateError, UnsupportedCall, ValueError, IndexError)):
-        generate(model, cache, tiny.tokens(length, seed=4), 8)
-
-
-def test_gradients_another_batch_another_dtype_another_model_and_copies(model: Any) -> None:
-    cache = WindowCache(model, 20)
-    with pytest.raises(UnsupportedCall, match="inference"):
-        model(input_ids=tiny.tokens(5), cache=cache)
-    with torch.inference_mode():
-        model(input_ids=tiny.tokens(5), cache=cache)
-        with pytest.raises(CacheStateError, match="batch of 1 rows and was given 2"):
-            model(input_ids=tiny.tokens(5, rows=2), cache=cache)
-        with pytest.raises(CacheStateError, match="outside of a forward pass of the model it was made for"):
-            tiny.build("llama", seed=3)(input_ids=tiny.tokens(5), cache=WindowCache(model, 20))
-        model.to(torch.bfloat16)
-        with pytest.raises(CacheStateError, match="make a new cache after moving the model"):
-            model(input_ids=tiny.tokens(5), cache=cache)
-    with pytest.raises(UnsupportedCall, match="cannot be copied"):
-        copy.deepcopy(cache)
-
-
-def test_a_hybrid_model_whose_forward_pass_failed_half_way_must_be_reset() -> None:
-    model = tiny.build("gemma3")
-    cache = WindowCache(model, 20)
-    with torch.inference_mode():
-        model(input_ids=tiny.tokens(8), cache=cache)
-        whole = model.model.layers[3].mlp.forward
-        model.model.layers[3].mlp.forward = lambda *_: (_ for _ in ()).throw(RuntimeError("boom"))
-        with pytest.raises(RuntimeError, match="boom"):
-            model(input_ids=tiny.tokens(3), cache=cache)
-        model.model.layers[3].mlp.forward = whole
-        with pytest.raises(CacheStateError, match="failed half way"):
-            model(input_ids=tiny.tokens(3), cache=cache)
-        cache.reset()
-        model(input_ids=tiny.tokens(3), cache=cache)
-    assert cache.seen == 3

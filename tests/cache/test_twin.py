@@ -62,7 +62,7 @@ def test_every_family_equals_the_twin_across_evictions_and_rebases(name: str, at
 @pytest.mark.parametrize(("sinks", "block"), [(0, 1), (0, 4), (4, 1), (4, 3), (12, 8), (19, 1)])
 def test_a_chunk_that_crosses_evictions_equals_the_twin(sinks: int, block: int, attention: str) -> None:
     model = tiny.build("llama", attention=attention, **short("llama"))
-    tokens = tiny.tokens(150)
+    tokens = tiny.tokens(150, rows=2)
     cache = WindowCache(model, 20, sinks=sinks, block=block)
     theirs = twin_of(model, cache.window).run(model, tokens)
     for size in (7, 64, 150):

@@ -130,7 +130,9 @@ class WindowCache(Cache):
         self._config = model.config
         self._rope_limit = rope_limit
         self._rebase_at = self._frame(rope_limit)
-        self._stepwise = False
+        self.stepwise = False
+        """Whether a chunk that crosses evictions is attended as if fed token by token (see `exact_chunk`). Off under
+        `generate`, where a prompt attends to itself as the model's own forward pass gives it."""
         self._attach(base)
 
     # What is held.
@@ -195,19 +197,12 @@ class WindowCache(Cache):
     def exact_chunk(self, count: int) -> int:
         """How many of the next `count` tokens can go in one forward pass in which every token sees exactly what it
         would have seen alone (`stepwise`)."""
-        if self._pure and self._config._attn_implementation in ("sdpa", "eager"):
-            return self.ring.exact_chunk(count)
-        return min(count, self.ring.ledger.room)
+        return self.ring.exact_chunk(count) if self._can_be_exact else min(count, self.ring.ledger.room)
 
     @property
-    def stepwise(self) -> bool:
-        """Whether a chunk that crosses evictions is attended as if fed token by token (see `exact_chunk`). Off under
-        `generate`, where a prompt attends to itself as the model's own forward pass gives it."""
-        return self._stepwise
-
-    @stepwise.setter
-    def stepwise(self, on: bool) -> None:
-        self._stepwise = on
+    def _can_be_exact(self) -> bool:
+        """Whether a mask of our own reaches every layer, and only layers of ours."""
+        return self._pure and self._config._attn_implementation in ("sdpa", "eager")
 
     # What transformers asks.
 
@@ -274,7 +269,7 @@ class WindowCache(Cache):
         if torch.is_grad_enabled() and any(p.requires_grad for p in base.parameters()):
             raise UnsupportedCall("a WindowCache is for inference; call the model under torch.inference_mode()")
         self._make_frame(call.count)
-        step = self.ring.begin(call.count, call.batch, exact=self._stepwise and self._pure)
+        step = self.ring.begin(call.count, call.batch, exact=self.stepwise and self._can_be_exact)
         kwargs = dict(kwargs)
         if self.ring.base or call.positions is None:
             start = self.ring.next_position
@@ -389,8 +384,9 @@ def examine(model: PreTrainedModel, base: nn.Module) -> tuple[list[Any], list[Sh
         base(input_ids=tokens, position_ids=positions, cache=probe, use_cache=True)
     except TypeError as error:
         raise UnsupportedModel(f"{type(model).__name__} cannot be probed at given positions: {error}") from error
+    rope = read_rope(base)  # again: a frequency that had drifted was reset by running at small positions
     shapes: list[Shape | None] = []
     for index, layer in enumerate(probe.layers):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-        shapes.append(None if keys is None or values is None else identify(index, keys, values, read_rope(base)))
+        shapes.append(None if keys is None or values is None else identify(index, keys, values, rope))
     return list(stock_cache(model).layers), shapes, rope.last_position

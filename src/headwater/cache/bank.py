@@ -97,13 +97,21 @@ class Bank:
             cos, sin = cosines(self.shape.rotation, shift, self.shape.device)
             self.keys[..., : self.pins, :] = rotate(self.pristine, cos, sin, self.shape.rotation).to(self.shape.dtype)
 
-    def pins_at(self, layer: int, cos: Float[Tensor, "shifts pairs"], sin: Float[Tensor, "shifts pairs"]) -> Tensor:
-        """The pins' keys at several shifts, one after the other: `[batch, kv_heads, shifts * pins, key_dim]`."""
-        if self.shape.rotation is None:
-            return self.keys[layer][:, :, : self.pins].repeat(1, 1, cos.shape[0], 1)
-        copies = self.pristine[layer][:, :, None]
-        turned = rotate(copies.repeat(1, 1, cos.shape[0], 1, 1), cos[:, None, :], sin[:, None, :], self.shape.rotation)
-        return turned.flatten(2, 3).to(self.shape.dtype)
+    def pins_at(
+        self, layer: int, shifts: Sequence[int]
+    ) -> tuple[
+        Shaped[Tensor, "batch kv_heads copies key_dim"],
+        Shaped[Tensor, "batch kv_heads copies value_dim"],
+    ]:
+        """K and V of the pins once for every shift, one copy after the other; `copies` is shifts x pins."""
+        count = len(shifts)
+        keys, values = (side.repeat(1, 1, count, 1) for side in self.view(layer, 0, self.pins))
+        if self.shape.rotation:
+            cos, sin = cosines(self.shape.rotation, shifts, self.shape.device)
+            written = self.pristine[layer][:, :, None].repeat(1, 1, count, 1, 1)
+            turned = rotate(written, cos[:, None, :], sin[:, None, :], self.shape.rotation)
+            keys = turned.flatten(2, 3).to(self.shape.dtype)
+        return keys, values
 
     def turn_window(self, held: int, shift: int) -> None:
         """Turn the keys of the window's slots by `shift` positions, in float32, in place."""

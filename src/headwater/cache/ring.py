@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Shaped
 from torch import Tensor
 
-from headwater.cache.bank import Bank, Shape, cosines
+from headwater.cache.bank import Bank, Shape
 from headwater.cache.ledger import Ledger, Plan
 from headwater.errors import CacheStateError
 from headwater.policies.window import Window
@@ -163,28 +163,21 @@ class Ring:
     def _spread(self, bank: Bank, index: int, keys: Tensor, values: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         pins, held = self.window.pins, self.ledger.held
         window_keys, window_values = bank.view(index, pins, held)
-        if pins == 0:
-            return torch.cat((window_keys, keys), dim=2), torch.cat((window_values, values), dim=2)
-        pin_keys, pin_values = bank.view(index, 0, pins)
-        copies = self._copies(step)
-        if copies > 1 and bank.shape.rotation is not None:
-            shifts = [gone - self.base for gone in step.gone]
-            pin_keys = bank.pins_at(index, *cosines(bank.shape.rotation, shifts, bank.shape.device))
-            pin_values = pin_values.repeat(1, 1, copies, 1)
-        elif copies > 1:
-            pin_keys, pin_values = pin_keys.repeat(1, 1, copies, 1), pin_values.repeat(1, 1, copies, 1)
+        if self.reindex:
+            pin_keys, pin_values = bank.pins_at(index, [gone - self.base for gone in step.gone])
+        else:
+            pin_keys, pin_values = bank.view(index, 0, pins)
         return torch.cat((pin_keys, window_keys, keys), dim=2), torch.cat((pin_values, window_values, values), dim=2)
-
-    def _copies(self, step: Step) -> int:
-        return len(step.gone) if self.reindex else 1
 
     def visible(self, step: Step, device: torch.device) -> Bool[Tensor, "1 1 queries slots"]:
         """Which of the K that `update` returns in an exact wide step each of its queries sees."""
         pins, held, seen, count = self.window.pins, self.ledger.held, self.ledger.seen, step.count
         group = torch.tensor(step.group, device=device)
         oldest = (pins + torch.tensor(step.gone, device=device))[group][:, None]
-        copies = torch.arange(self._copies(step), device=device).repeat_interleave(pins)[None]
-        own = (copies == group[:, None]) if self.reindex else torch.ones(count, pins, dtype=torch.bool, device=device)
+        if self.reindex:
+            own = torch.arange(len(step.gone), device=device).repeat_interleave(pins)[None] == group[:, None]
+        else:
+            own = torch.ones(count, pins, dtype=torch.bool, device=device)
         window = torch.tensor(self.ledger.position_of[pins:held], device=device)[None] >= oldest
         new = torch.arange(seen, seen + count, device=device)
         causal = (new[None] <= new[:, None]) & (new[None] >= oldest)

@@ -12,6 +12,7 @@ The doors translate this tree once: the command line to an exit code, a server t
     ├── CacheStateError            what was passed contradicts what the cache holds
     ├── ContextFull                a stream that never evicts has no room left
     ├── OverCapacity               a policy driven past the budget it was built for; also a RuntimeError
+    ├── PolicyFault                a policy that breaks the contract: a victim not held, a budget missed
     ├── MissingExtra               an optional dependency is not installed; says the command
     ├── UnsupportedVersion         a dependency is installed in a release that was never tested; says the range
     ├── ModelMissing               a model is not on this machine; says the command
@@ -66,6 +67,10 @@ class ContextFull(HeadwaterError):
 
 class OverCapacity(HeadwaterError, RuntimeError):
     """A policy was driven past the budget it was built for."""
+
+
+class PolicyFault(HeadwaterError):
+    """A policy broke its contract; the text names the policy, the step and the position."""
 
 
 class MissingExtra(HeadwaterError):

@@ -7,10 +7,11 @@ suite (`tests/contract/test_engines.py`) runs over every engine.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float
 from numpy.typing import NDArray
 
 from headwater.errors import UnsupportedCall
@@ -27,6 +28,18 @@ class Evicted:
     @property
     def count(self) -> int:
         return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBlock:
+    """What consecutive tokens paid: `weights[layer, head, i, p]` is the weight of position `p` for token `first + i`.
+
+    Layers and heads are those asked for, in the order asked. A token's weights cover `0..first + i`, itself included;
+    what lies beyond is 0. The array is the engine's own and is valid until the next block.
+    """
+
+    first: int
+    weights: Float[np.ndarray, "layers heads tokens positions"]
 
 
 class Stream(ABC):
@@ -135,6 +148,30 @@ class Engine(ABC):
         """A new, empty conversation. Without a window it never evicts, up to `limit_tokens` (default: the trained
         length). With `reindex` the pins stay right before the window in the model's positions; without, they stay where
         they were written. Raises BudgetError when the window does not fit the model's positions."""
+
+    def attention_heads(self) -> tuple[int, int]:
+        """Layers and query heads per layer whose attention can be watched. Raises UnsupportedCall for an engine that
+        does not supply `attention`."""
+        raise UnsupportedCall(f"{self.name} runs on an engine that does not show its attention")
+
+    def attention(
+        self,
+        tokens: Sequence[int],
+        *,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+        start: int = 0,
+        block: int = 64,
+        dtype: type[np.float32] | type[np.float16] = np.float32,
+    ) -> Iterator[AttentionBlock]:
+        """Run the tokens through the model once and yield what each paid to all before it, from token `start` on.
+
+        `block` tokens at a time; layers and heads are all, or those named. Memory is one block, `layers * heads * block
+        * len(tokens)` weights, and K and V of the tokens. Raises UnsupportedCall for an engine that does not supply
+        `attention`, ContextFull for more tokens than the model was trained for, UsageError for a layer or head that
+        there is not, a `start` outside the tokens, or an unknown token id.
+        """
+        raise UnsupportedCall(f"{self.name} runs on an engine that does not show its attention")
 
     def close(self) -> None:
         """Give the model back. Streams of a closed engine must not be used."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Generic
+from typing import Any, ClassVar, Generic
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
@@ -83,6 +83,10 @@ class Policy(ABC, Generic[State]):
             f"{self.name} does not keep a window of the stream, so it cannot run on a live cache; "
             "use sliding-window or streaming-llm"
         )
+
+    def at_layer(self, depth: int, layers: int) -> Policy[Any]:
+        """The policy of one of a model's layers, counted from 0: itself, unless the layers get different budgets."""
+        return self
 
     @property
     def needs(self) -> frozenset[str]:

@@ -1,0 +1,81 @@
+"""`headwater chat`: a conversation on the terminal."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from headwater.cli.options import (
+    READABLE,
+    Name,
+    budget_option,
+    debug,
+    engine_option,
+    model_option,
+    policy_names,
+    sinks_option,
+    text_of,
+    was_given,
+)
+from headwater.errors import UsageError
+
+
+@click.command()
+@model_option
+@engine_option
+@click.option("--system", help="System prompt; pinned, so it is never forgotten.")
+@click.option("--template", type=READABLE, help="Jinja chat template, for a model that has none.")
+@click.option("--policy", type=Name("policy", policy_names), default="streaming-llm", help="What leaves a full cache.")
+@budget_option(1024)
+@sinks_option
+@click.option("--temperature", type=float, default=0.7, help="0 is greedy.")
+@click.option("--top-k", type=int, default=50, help="Draw from so many likeliest tokens; 0 is off.")
+@click.option("--top-p", type=float, default=0.95, help="Draw from the likeliest of this joint probability; 1 is off.")
+@click.option("--min-p", type=float, default=0.0, help="Least probability relative to the likeliest; 0 is off.")
+@click.option("--repetition-penalty", type=float, default=1.1, help="Above 1 repeats less; 1 is off.")
+@click.option("--seed", type=click.IntRange(min=0), default=None, help="Makes answers repeatable.  [default: none]")
+@click.option("--greedy", is_flag=True, help="Always take the likeliest token; the same as --temperature 0.")
+@click.option("--max-tokens", type=click.IntRange(min=1), default=512, help="Longest answer.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="Text that ends an answer; repeatable.")
+@debug
+@click.pass_context
+def chat(
+    context: click.Context,
+    template: Path | None,
+    greedy: bool,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    repetition_penalty: float,
+    seed: int | None,
+    **options: Any,
+) -> int:
+    """Chat without end; piped, print the answers alone."""
+    if greedy and was_given(context, "temperature"):
+        raise UsageError("--greedy and --temperature cannot both be given; --greedy is --temperature 0")
+    if was_given(context, "sinks") and not _takes_sinks(options["policy"]):
+        raise UsageError(
+            f"policy {options['policy']!r} has no sinks; leave --sinks out, or take --policy streaming-llm"
+        )
+    from headwater.chat.sampling import Sampling
+    from headwater.chat.terminal import run
+
+    sampling = Sampling(
+        temperature=0.0 if greedy else temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+    )
+    return run(template=None if template is None else text_of(template), sampling=sampling, **options)
+
+
+def _takes_sinks(policy: str) -> bool:
+    from headwater.policies import POLICIES
+
+    return any(field.name == "sinks" for field in fields(POLICIES[policy]))

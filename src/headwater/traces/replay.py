@@ -36,7 +36,8 @@ class Replay:
 
     `mass` is the attention that fell on kept positions, the step's own included; `hits` counts the heavy hitters that
     were kept. `left[row, p]` is the step after which position `p` was evicted, or `tokens` if it never was: the kept
-    set of every step is in it.
+    set of every step is in it. `way` says how it was computed: by the policy's own `rule`, `compiled`, or in `closed
+    form`; the figures are the same.
     """
 
     policy: Policy[Any]
@@ -46,6 +47,7 @@ class Replay:
     hits: Int32[np.ndarray, "rows steps"]
     evictions: Int64[np.ndarray, " rows"]
     left: Int32[np.ndarray, "rows positions"]
+    way: str = "rule"
 
     @property
     def possible_hits(self) -> Int64[np.ndarray, " steps"]:

@@ -34,8 +34,8 @@ class Evicted:
 class AttentionBlock:
     """What consecutive tokens paid: `weights[layer, head, i, p]` is the weight of position `p` for token `first + i`.
 
-    Layers and heads are those asked for, in the order asked. A token's weights cover `0..first + i`, itself included;
-    what lies beyond is 0. The array is the engine's own and is valid until the next block.
+    Layers and heads are those asked for, in the order asked. Positions end with the block's newest token. A token's
+    weights cover `0..first + i`, itself included; what lies beyond is 0. The array is the caller's own.
     """
 
     first: int
@@ -125,7 +125,8 @@ class Engine(ABC):
     """Ids that end an answer."""
 
     supplies: frozenset[str]
-    """What policies may ask of it, e.g. `attention`; empty when it only evicts by position."""
+    """What a policy that runs live may ask of its streams, e.g. `attention`; empty when they only evict by position.
+    `attention()` below is not part of it: it watches a run of its own, and no stream."""
 
     @abstractmethod
     def encode(self, text: str, *, special: bool = False) -> list[int]:
@@ -149,9 +150,13 @@ class Engine(ABC):
         length). With `reindex` the pins stay right before the window in the model's positions; without, they stay where
         they were written. Raises BudgetError when the window does not fit the model's positions."""
 
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers whose attention can be watched, ascending, in the model's own count from 0. Layers without softmax
+        attention (linear, recurrent) are not among them. Raises UnsupportedCall for an engine that shows none."""
+        raise UnsupportedCall(f"{self.name} runs on an engine that does not show its attention")
+
     def attention_heads(self) -> tuple[int, int]:
-        """Layers and query heads per layer whose attention can be watched. Raises UnsupportedCall for an engine that
-        does not supply `attention`."""
+        """How many layers can be watched, and query heads in each. Raises as `attention_layers` does."""
         raise UnsupportedCall(f"{self.name} runs on an engine that does not show its attention")
 
     def attention(
@@ -166,10 +171,14 @@ class Engine(ABC):
     ) -> Iterator[AttentionBlock]:
         """Run the tokens through the model once and yield what each paid to all before it, from token `start` on.
 
-        `block` tokens at a time; layers and heads are all, or those named. Memory is one block, `layers * heads * block
-        * len(tokens)` weights, and K and V of the tokens. Raises UnsupportedCall for an engine that does not supply
-        `attention`, ContextFull for more tokens than the model was trained for, UsageError for a layer or head that
-        there is not, a `start` outside the tokens, or an unknown token id.
+        Every token sees all before it, as far as the model itself looks back; the weights do not depend on the block,
+        up to the rounding of sums. `block` tokens at a time; layers and heads are all, or those named. Memory is one
+        block, `layers * heads * block * len(tokens)` weights, and K and V of the tokens. What a model pays to a learned
+        sink of its own, which is no position, is missing from the sum of a row.
+
+        Raises at once, before anything runs: UnsupportedCall for an engine that does not show its attention,
+        ContextFull for more tokens than the model was trained for, UsageError for no tokens, an unknown token id, a
+        layer or head that there is not, or a `start` outside the tokens.
         """
         raise UnsupportedCall(f"{self.name} runs on an engine that does not show its attention")
 

@@ -1,6 +1,7 @@
 """A model made of arithmetic: public, deterministic, instant, for users' tests as well as our own.
 
-Knows bytes, ChatML and the window rule. Does not know any language: its logits are a hash of exactly what the stream
+Knows bytes, ChatML and the window rule; what its attention looks like is in `fake_attention`. Does not know any
+language: its logits are a hash of exactly what the stream
 holds (which positions, which ids), bent so that answers look like short words and end by themselves. A held set that
 is wrong by a single token changes every logit, so a test on this engine sees mistakes that a real model would blur.
 """
@@ -9,12 +10,14 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.engines.base import Engine, Evicted, Stream
+from headwater.engines.base import AttentionBlock, Engine, Evicted, Stream
+from headwater.engines.fake_attention import HEADS, LAYERS, paid
+from headwater.engines.request import AttentionRequest, WeightType
 from headwater.errors import BudgetError, CacheStateError, ContextFull, UnsupportedModel, UsageError
 from headwater.policies.window import Window
 
@@ -132,6 +135,37 @@ class FakeEngine(Engine):
         if not 1 <= limit <= self.context_length:
             raise BudgetError(f"limit_tokens must be 1 to the trained length of {self.context_length}, got {limit}")
         return FakeStream(window, reindex=reindex, limit_tokens=limit, answer_tokens=self.answer_tokens)
+
+    def attention_layers(self) -> tuple[int, ...]:
+        return tuple(range(LAYERS))
+
+    def attention_heads(self) -> tuple[int, int]:
+        return LAYERS, HEADS
+
+    def attention(
+        self,
+        tokens: Sequence[int],
+        *,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+        start: int = 0,
+        block: int = 64,
+        dtype: WeightType = np.float32,
+    ) -> Iterator[AttentionBlock]:
+        request = AttentionRequest.checked(
+            self, tokens, vocabulary=VOCABULARY, layers=layers, heads=heads, start=start, block=block, dtype=dtype
+        )
+        return _blocks(request)
+
+
+def _blocks(request: AttentionRequest) -> Iterator[AttentionBlock]:
+    ids = np.asarray(request.tokens, dtype=np.int64)
+    for block in request.blocks():
+        shape = (len(request.layers), len(request.heads), len(block), block.stop)
+        weights = np.zeros(shape, dtype=request.dtype)
+        for index, now in enumerate(block):
+            weights[:, :, index, : now + 1] = paid(ids, now, request.layers, request.heads)
+        yield AttentionBlock(first=block.start, weights=weights)
 
 
 class FakeStream(Stream):

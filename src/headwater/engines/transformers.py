@@ -8,7 +8,7 @@ model's own growing cache.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -17,8 +17,10 @@ import torch
 from numpy.typing import NDArray
 
 from headwater.cache.adapter import WindowCache, stock_bytes, stock_cache
-from headwater.engines.base import Engine, Evicted, Stream
+from headwater.engines.attention import Watcher
+from headwater.engines.base import AttentionBlock, Engine, Evicted, Stream
 from headwater.engines.models import load, resolve
+from headwater.engines.request import AttentionRequest, WeightType
 from headwater.errors import BudgetError, CacheStateError, ContextFull, UnsupportedModel, UsageError
 from headwater.policies.window import Window
 
@@ -39,6 +41,7 @@ class TransformersEngine(Engine):
         self.tokenizer: Any = tokenizer
         self.name = name
         self.template = template or tokenizer.chat_template
+        self._watcher: Watcher | None = None
         text = model.config.get_text_config(decoder=True)
         self.vocab_size = int(text.vocab_size)
         self.context_length = int(getattr(text, "max_position_embeddings", 0) or 2**31)
@@ -85,8 +88,42 @@ class TransformersEngine(Engine):
             )
         return GrowingStream(self, limit)
 
+    def attention_layers(self) -> tuple[int, ...]:
+        return self._watching().layers
+
+    def attention_heads(self) -> tuple[int, int]:
+        watcher = self._watching()
+        return len(watcher.layers), watcher.heads
+
+    def attention(
+        self,
+        tokens: Sequence[int],
+        *,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+        start: int = 0,
+        block: int = 64,
+        dtype: WeightType = np.float32,
+    ) -> Iterator[AttentionBlock]:
+        request = AttentionRequest.checked(
+            self,
+            tokens,
+            vocabulary=self.vocab_size,
+            layers=layers,
+            heads=heads,
+            start=start,
+            block=block,
+            dtype=dtype,
+        )
+        return self._watching().blocks(request)
+
+    def _watching(self) -> Watcher:
+        if self._watcher is None:
+            self._watcher = Watcher(self.model, self.name)
+        return self._watcher
+
     def close(self) -> None:
-        self.model = self.tokenizer = None
+        self.model = self.tokenizer = self._watcher = None
 
 
 class _TorchStream(Stream):

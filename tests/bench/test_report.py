@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from headwater.bench import report, table
 from headwater.bench.compare import compare
 from headwater.bench.progress import Lines, progress
 from headwater.bench.results import Results, Row, Speed, Turn, read, write_json
+from tests.bench.tags import Tags, check_stands_alone
 from tests.bench.talk import conversation, engine, settings, ticking
 
 
@@ -29,57 +29,8 @@ def page(stored: Results) -> str:
     return report.page(stored)
 
 
-class Tags(HTMLParser):
-    """Every tag with its attributes; complains about tags that are not closed."""
-
-    VOID = frozenset({"meta", "link", "br", "img", "input", "hr"})
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags, self.open, self.ids, self.words = (
-            list[tuple[str, dict[str, str | None]]](),
-            list[str](),
-            list[str](),
-            "",
-        )
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self.ids += [value or "" for name, value in attrs if name == "id"]
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in self.VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words += data
-
-
 def test_the_page_stands_alone(page: str) -> None:
-    """No script, no handler, nothing fetched, no other host, on the page and inside its plots."""
-    read = Tags(page)
-    assert not read.open
-    assert not {"script", "link", "iframe", "object", "embed", "img", "image", "base"} & {tag for tag, _ in read.tags}
-    for _, attributes in read.tags:
-        for name, value in attributes.items():
-            assert not name.startswith("on")
-            if name in {"href", "src", "xlink:href"}:
-                assert (value or "").startswith("#")
-    assert "http:" not in page and "https:" not in page and "@import" not in page
-    assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", page))
-
-
-def test_plots_of_one_page_do_not_share_ids_and_every_reference_is_met(page: str) -> None:
-    ids = Tags(page).ids
-    assert len(ids) == len(set(ids))
-    assert set(re.findall(r"(?:href=\"|url\()#([^\")]+)", page)) <= set(ids)
+    check_stands_alone(page)
 
 
 def test_the_page_has_four_plots_both_themes_and_a_viewport(page: str) -> None:

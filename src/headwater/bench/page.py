@@ -5,7 +5,7 @@ Knows HTML. Does not know what is reported. Every text that comes in is escaped 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from html import escape
 
 from headwater.bench.style import css_variables
@@ -29,6 +29,7 @@ th, td {{ padding: 0.45rem 0.7rem; text-align: right; border-bottom: 1px solid v
 th {{ vertical-align: bottom; font-weight: 600; color: var(--quiet); line-height: 1.25; }}
 th:first-child, td:first-child {{ text-align: left; padding-left: 0; }}
 .results td {{ white-space: nowrap; }}
+.results .first td {{ border-top: 2px solid var(--quiet); }}
 .facts td, .facts th {{ text-align: left; vertical-align: top; overflow-wrap: anywhere; }}
 .facts th {{ min-width: 8rem; }}
 figure {{ margin: 1rem 0 0; padding: 0.9rem; background: var(--panel); border-radius: 8px; }}
@@ -65,10 +66,13 @@ def bullets(items: Sequence[str]) -> str:
     return "<ul>\n" + "\n".join(f"<li>{escape(item)}</li>" for item in items) + "\n</ul>" if items else ""
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of results, which scrolls by itself on a narrow screen."""
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], groups: Container[int] = ()) -> str:
+    """A table of results, which scrolls by itself on a narrow screen; `groups` are the rows that begin one."""
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
-    body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "\n".join(
+        f"<tr{' class=first' if index in groups else ''}>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"
+        for index, row in enumerate(rows)
+    )
     inside = f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>"
     return f'<div class="wide"><table class="results">\n{inside}</table></div>'
 

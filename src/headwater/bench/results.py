@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -196,8 +197,13 @@ def _over(turns: Sequence[Turn], full: Sequence[Turn], seed: int) -> tuple[float
 
 def write_json(path: Path, value: object) -> None:
     """Write a dataclass as JSON, whole or not at all. Raises HeadwaterError when the file cannot be written."""
+    write_text(path, to_json(value) + "\n")
+
+
+def to_json(value: object) -> str:
+    """A dataclass as JSON, one line to a value; numbers that stand in a row stay on one line."""
     text = json.dumps(asdict(value), indent=1, allow_nan=False, ensure_ascii=False)  # type: ignore[call-overload]
-    write_text(path, text + "\n")
+    return re.sub(r"\[\n([\d\s,.eE+-]+)\]", lambda found: f"[{' '.join(found[1].split())}]", text)
 
 
 def prepare(folder: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import IO
 
 from headwater.bench.results import Results, Row
@@ -99,8 +99,8 @@ def show(results: Results, out: IO[str] | None = None) -> None:
         print(f"{row.name}: {row.stopped_because}", file=target)
 
 
-def grid(columns: Sequence[str], rows: Sequence[Sequence[str]], out: IO[str]) -> None:
-    """A table with its first column to the left and the others to the right."""
+def grid(columns: Sequence[str], rows: Sequence[Sequence[str]], out: IO[str], *, groups: Container[int] = ()) -> None:
+    """A table with its first column to the left and the others to the right; `groups` are the rows that begin one."""
     if out.isatty():
         from rich.console import Console
         from rich.table import Table
@@ -108,11 +108,13 @@ def grid(columns: Sequence[str], rows: Sequence[Sequence[str]], out: IO[str]) ->
         drawn = Table(show_edge=False, pad_edge=False)
         for index, column in enumerate(columns):
             drawn.add_column(column, justify="right" if index else "left", vertical="bottom")
-        for row in rows:
-            drawn.add_row(*row)
+        for index, row in enumerate(rows):
+            drawn.add_row(*row, end_section=index + 1 in groups)
         Console(file=out).print(drawn)
         return
     widths = [max(len(line[index]) for line in (columns, *rows)) for index in range(len(columns))]
-    for line in (columns, *rows):
+    for place, line in enumerate((columns, *rows)):
+        if place - 1 in groups:
+            print(file=out)
         parts = (text.rjust(widths[index]) if index else text.ljust(widths[0]) for index, text in enumerate(line))
         print("  ".join(parts).rstrip(), file=out)

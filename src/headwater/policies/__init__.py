@@ -11,15 +11,27 @@ from typing import Any
 from headwater.errors import UnknownName, UnsupportedCall, UsageError
 from headwater.policies.base import Policy, Slots
 from headwater.policies.full import Full
+from headwater.policies.h2o import H2O
 from headwater.policies.incremental import Incremental
+from headwater.policies.pyramidkv import PyramidKV
+from headwater.policies.scissorhands import Scissorhands
 from headwater.policies.sliding_window import SlidingWindow
+from headwater.policies.snapkv import SnapKV
 from headwater.policies.streaming_llm import StreamingLLM
+from headwater.policies.tova import Tova
+from headwater.policies.uniform import Random
 from headwater.policies.window import Window
 
 POLICIES: dict[str, type[Policy[Any]]] = {
     "full": Full,
+    "random": Random,
     "sliding-window": SlidingWindow,
     "streaming-llm": StreamingLLM,
+    "h2o": H2O,
+    "scissorhands": Scissorhands,
+    "tova": Tova,
+    "snapkv": SnapKV,
+    "pyramidkv": PyramidKV,
 }
 
 
@@ -46,11 +58,19 @@ def require(choice: Policy[Any], supplies: frozenset[str]) -> None:
     """Raises UnsupportedCall when the policy needs what an engine that supplies this much does not give."""
     missing = choice.needs - supplies
     if missing:
-        able = sorted(name for name, kind in POLICIES.items() if kind().needs <= supplies)
+        able = sorted(name for name, kind in POLICIES.items() if kind().needs <= supplies and _runs_live(kind()))
         raise UnsupportedCall(
             f"{choice.name} needs {', '.join(sorted(missing))}, which this engine does not supply; "
             f"these would work: {', '.join(able)}"
         )
+
+
+def _runs_live(made: Policy[Any]) -> bool:
+    try:
+        made.window()
+    except UnsupportedCall:
+        return False
+    return True
 
 
 def table() -> str:
@@ -67,13 +87,19 @@ def table() -> str:
 
 
 __all__ = [
+    "H2O",
     "POLICIES",
     "Full",
     "Incremental",
     "Policy",
+    "PyramidKV",
+    "Random",
+    "Scissorhands",
     "SlidingWindow",
     "Slots",
+    "SnapKV",
     "StreamingLLM",
+    "Tova",
     "Window",
     "policy",
     "require",

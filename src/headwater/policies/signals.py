@@ -8,11 +8,11 @@ is passed in and returned, one entry per slot held, oldest slot first.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int64, Shaped
+from jaxtyping import Bool, Float32, Float64, Int32, Int64, Shaped
 
 from headwater.errors import UsageError
 
@@ -20,6 +20,12 @@ State = TypeVar("State")
 
 ATTENTION = "attention"
 """The need of every signal that reads attention weights."""
+
+UNOBSERVED = -1.0
+"""Stands for the weight of a slot that was never shown one."""
+
+SCRATCH_BYTES = 1
+"""What a compact implementation sets aside per slot to mark victims, where they are chosen by score."""
 
 
 class Signal(ABC, Generic[State]):
@@ -77,6 +83,128 @@ class NoSignal(Signal[None]):
         return None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneNumber(Signal[np.ndarray]):
+    """A signal of one number for each slot, `initial` for one that was never observed."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({ATTENTION})
+    initial: ClassVar[float] = 0.0
+    dtype: ClassVar[str] = "float64"
+
+    @property
+    def bytes_per_slot(self) -> int:
+        return np.dtype(self.dtype).itemsize + SCRATCH_BYTES
+
+    def fresh(self, positions: Int64[np.ndarray, "rows slots"]) -> Shaped[np.ndarray, "rows slots"]:
+        xp = positions.__array_namespace__()
+        return xp.full(positions.shape, self.initial, dtype=getattr(xp, self.dtype))
+
+    def append(self, state: Shaped[np.ndarray, "rows slots"]) -> Shaped[np.ndarray, "rows slots+1"]:
+        return extend(state, self.initial)
+
+    def keep(
+        self, state: Shaped[np.ndarray, "rows slots"], kept: Bool[np.ndarray, "rows slots"]
+    ) -> Shaped[np.ndarray, "rows kept"]:
+        return compact(state, kept)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cumulative(OneNumber):
+    """The sum of all weights a slot ever had."""
+
+    def observe(
+        self, state: Float64[np.ndarray, "rows slots"], weights: Float32[np.ndarray, "rows weights"]
+    ) -> Float64[np.ndarray, "rows slots"]:
+        count = min(state.shape[1], weights.shape[1])
+        return overlay(state, state[:, :count] + weights[:, :count])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Votes(OneNumber):
+    """At how many steps a slot had more than the even share, which is one over the number of weights shown."""
+
+    dtype: ClassVar[str] = "int32"
+
+    def observe(
+        self, state: Int32[np.ndarray, "rows slots"], weights: Float32[np.ndarray, "rows weights"]
+    ) -> Int32[np.ndarray, "rows slots"]:
+        xp = state.__array_namespace__()
+        shown, count = weights.shape[1], min(state.shape[1], weights.shape[1])
+        if not shown:
+            return state
+        # Widened first: rounded to float32, the share can equal a weight that is above it.
+        above = xp.astype(weights[:, :count], xp.float64) > 1 / shown
+        return overlay(state, state[:, :count] + xp.astype(above, xp.int32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latest(OneNumber):
+    """The weight a slot had at the latest step that showed it one; UNOBSERVED before the first."""
+
+    initial: ClassVar[float] = UNOBSERVED
+
+    def observe(
+        self, state: Float64[np.ndarray, "rows slots"], weights: Float32[np.ndarray, "rows weights"]
+    ) -> Float64[np.ndarray, "rows slots"]:
+        xp = state.__array_namespace__()
+        return overlay(state, xp.astype(weights, xp.float64))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rings:
+    """The last weights of every slot, and where all of them write next."""
+
+    weights: Float32[np.ndarray, "rows slots steps"]
+    index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History(Signal[Rings]):
+    """The weights a slot had at the last `obs_window` steps that showed some; 0 for steps before it was there."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({ATTENTION})
+
+    obs_window: int
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """The ring, and two float64 for its sum and the pooled sum."""
+        return 4 * self.obs_window + 16 + SCRATCH_BYTES
+
+    def fresh(self, positions: Int64[np.ndarray, "rows slots"]) -> Rings:
+        xp = positions.__array_namespace__()
+        return Rings(weights=xp.zeros((*positions.shape, self.obs_window), dtype=xp.float32), index=0)
+
+    def observe(self, state: Rings, weights: Float32[np.ndarray, "rows weights"]) -> Rings:
+        xp = state.weights.__array_namespace__()
+        rings = xp.asarray(state.weights, copy=True)
+        rings[:, :, state.index] = overlay(rings[:, :, state.index], weights)
+        return Rings(weights=rings, index=(state.index + 1) % self.obs_window)
+
+    def append(self, state: Rings) -> Rings:
+        return replace(state, weights=extend(state.weights, 0))
+
+    def keep(self, state: Rings, kept: Bool[np.ndarray, "rows slots"]) -> Rings:
+        return replace(state, weights=compact(state.weights, kept))
+
+
+def overlay(
+    old: Shaped[np.ndarray, "rows slots"], new: Shaped[np.ndarray, "rows weights"]
+) -> Shaped[np.ndarray, "rows slots"]:
+    """The new values for the slots they reach, the old ones for the rest; of too many, the first ones count."""
+    held, given = old.shape[1], new.shape[1]
+    if given >= held:
+        return new[:, :held]
+    return old.__array_namespace__().concat([new, old[:, given:]], axis=1)
+
+
+def extend(array: Shaped[np.ndarray, "rows slots ..."], value: int | float) -> Shaped[np.ndarray, "rows slots+1 ..."]:
+    """The array with one more slot at the end, filled with the value."""
+    xp = array.__array_namespace__()
+    new = xp.full((array.shape[0], 1, *array.shape[2:]), value, dtype=array.dtype)
+    return xp.concat([array, new], axis=1)
+
+
 def compact(
     array: Shaped[np.ndarray, "rows slots ..."], kept: Bool[np.ndarray, "rows slots"]
 ) -> Shaped[np.ndarray, "rows kept ..."]:
@@ -84,8 +212,10 @@ def compact(
 
     Raises UsageError when the rows keep different numbers of slots: they would no longer be one array.
     """
-    rows = array.shape[0]
-    counts = {int(row.sum()) for row in kept}
-    if len(counts) > 1:
-        raise UsageError(f"every row must keep the same number of slots, got {sorted(counts)} in one step")
-    return array[kept].reshape(rows, counts.pop(), *array.shape[2:])
+    xp = array.__array_namespace__()
+    counts = xp.sum(kept, axis=1, dtype=xp.int64)
+    if xp.any(counts != counts[0]):
+        raise UsageError(
+            f"every row must keep the same number of slots, got {sorted(set(counts.tolist()))} in one step"
+        )
+    return xp.reshape(array[kept], (array.shape[0], int(counts[0]), *array.shape[2:]))

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Int64
 
 from headwater.errors import BudgetError
-from headwater.policies.base import Policy, Slots
+from headwater.policies.base import Slots
+from headwater.policies.protection import WithSinks
 from headwater.policies.signals import NoSignal
 from headwater.policies.window import Window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamingLLM(Policy[None]):
+class StreamingLLM(WithSinks[None]):
     """Keeps the first `sinks` positions for ever, and the most recent others up to `budget` in all."""
 
     name: ClassVar[str] = "streaming-llm"
@@ -29,23 +30,9 @@ class StreamingLLM(Policy[None]):
 
     sinks: int = 4
 
-    def __post_init__(self) -> None:
-        Policy.__post_init__(self)
-        self.check_integer("sinks", self.sinks)
-        if self.sinks < 0:
-            raise BudgetError(f"{self.name}: sinks must be at least 0, got sinks={self.sinks}")
-        if self.sinks >= self.budget:
-            raise BudgetError(
-                f"{self.name}: sinks must be below the budget of {self.budget} tokens to leave room for a window, got "
-                f"sinks={self.sinks}; raise the budget above {self.sinks} or take fewer sinks"
-            )
-
     @property
     def signal(self) -> NoSignal:
         return NoSignal()
-
-    def protected(self, slots: Slots[None]) -> Bool[np.ndarray, "rows slots"]:
-        return slots.positions < self.sinks
 
     def sink_count(self, slots: Slots[None]) -> Int64[np.ndarray, " rows"]:
         """Sinks held so far, in each row."""

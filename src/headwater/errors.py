@@ -13,6 +13,7 @@ The doors translate this tree once: the command line to an exit code, a server t
     ├── ContextFull                a stream that never evicts has no room left
     ├── OverCapacity               a policy driven past the budget it was built for; also a RuntimeError
     ├── PolicyFault                a policy that breaks the contract: a victim not held, a budget missed
+    ├── TraceNotStored             a recording that the disk would not take; says what is there and how to go on
     ├── MissingExtra               an optional dependency is not installed; says the command
     ├── UnsupportedVersion         a dependency is installed in a release that was never tested; says the range
     ├── ModelMissing               a model is not on this machine; says the command
@@ -71,6 +72,10 @@ class OverCapacity(HeadwaterError, RuntimeError):
 
 class PolicyFault(HeadwaterError):
     """A policy broke its contract; the text names the policy, the step and the position."""
+
+
+class TraceNotStored(HeadwaterError):
+    """The disk would not take a recording; the text says what is there, what stays readable and how to go on."""
 
 
 class MissingExtra(HeadwaterError):

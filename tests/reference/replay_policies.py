@@ -16,7 +16,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-
 Attention = Sequence[float] | NDArray[np.float32] | None
 
 
@@ -241,7 +240,7 @@ class PyramidKV(SnapKV):
         share = budget
         if num_layers > 1:
             share = (2 * budget * (ratio * gaps - layer * (ratio - 1))) // ((ratio + 1) * gaps)
-        self.effective = max(share, recent_window + 1)
+        self.effective = max(share, sinks + recent_window + 1)
         self.capacity = max(budget, self.effective) + 1
 
     def evict(self, budget: int) -> list[int]:

@@ -5,7 +5,22 @@ Knows weights as NumPy arrays, step by step. Does not know models or tensors: wh
 
 from __future__ import annotations
 
-from headwater.traces.replay import Replay, replay, replay_all
+from headwater.traces.canonical import CanonicalTrace, canonical_trace
+from headwater.traces.incremental_run import IncrementalPolicy
+from headwater.traces.replay import replay, replay_all, replay_incremental
+from headwater.traces.result import Replay
 from headwater.traces.trace import ArrayTrace, Chunk, Head, Trace
 
-__all__ = ["ArrayTrace", "Chunk", "Head", "Replay", "Trace", "replay", "replay_all"]
+__all__ = [
+    "ArrayTrace",
+    "CanonicalTrace",
+    "Chunk",
+    "Head",
+    "IncrementalPolicy",
+    "Replay",
+    "Trace",
+    "canonical_trace",
+    "replay",
+    "replay_all",
+    "replay_incremental",
+]

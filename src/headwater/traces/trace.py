@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Float, Float32
@@ -34,7 +35,8 @@ class Chunk:
     """Consecutive steps of all rows.
 
     `weights[row, i, p]` is what step `first + i` pays to position `p`, for `p` up to and including the step's own
-    position `first + i`; what lies beyond is never read. The array may be reused for the next chunk.
+    position `first + i`; what lies beyond is never read. The array may be reused for the next chunk. An array that is
+    contiguous is read where it lies, any other is copied.
     """
 
     first: int
@@ -80,6 +82,15 @@ class Trace(ABC):
     def layers(self) -> tuple[int, ...]:
         """The layers that have rows, ascending."""
         return tuple(sorted({head.layer for head in self.heads}))
+
+    @property
+    def layer_rows(self) -> tuple[slice, ...]:
+        """The rows of each of the `layers`. Raises UsageError when the rows are not sorted by layer."""
+        of = [head.layer for head in self.heads]
+        if of != sorted(of):
+            raise UsageError(f"{self.name}: rows come layer by layer, ascending, got layers {of}")
+        ends = [of.index(layer) for layer in self.layers] + [len(of)]
+        return tuple(slice(first, stop) for first, stop in pairwise(ends))
 
     def whole(self) -> Float32[np.ndarray, "rows steps positions"]:
         """All of it at once: `rows * steps * tokens * 4` bytes, with 0 after each step's own position."""

@@ -1,0 +1,324 @@
+"""The compiled half of the replay: heavy hitters, and one row after the other under a scoring policy.
+
+Knows arrays only, and needs numba. Does not know policies: `kernel_run` says what each comes down to. The results are
+exactly those of the counterparts in NumPy, `heavy` and `rule_run`. Everything here lets go of the interpreter's lock,
+so that threads can share the rows.
+
+Two things make it fast. Weights are not negative, so the bits of a float, read as an integer, order as the float does,
+and the processor compares integers many at a time. And loops count from 0 over slices: over values, or between bounds,
+the compiler does not do many at a time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from headwater.traces.result import HEAVY_HITTERS
+
+compiled = njit(nogil=True, cache=True, error_model="numpy")
+
+SUMS, VOTES, LATEST, POOLED, HASH = range(5)
+"""What a slot is ranked by: h2o, scissorhands, tova, snapkv with pyramidkv, and random."""
+
+INFINITE = np.uint32(0x7F800000)
+MINUS_ZERO = np.uint32(0x80000000)
+ENOUGH = 16
+"""How many more than the heavy hitters may be sorted out one by one."""
+
+
+class Rule(NamedTuple):
+    """What a policy comes down to.
+
+    An eviction is due above `budget` and leaves `target`; the first `sinks` and the last `recent` slots stay. `steps`
+    are remembered and pooled over `reach` neighbours on either side; `seed` is for the hash.
+    """
+
+    score: int
+    budget: int
+    target: int
+    sinks: int
+    recent: int
+    steps: int
+    reach: int
+    seed: np.uint64
+
+
+class Held(NamedTuple):
+    """What rows hold: `[rows]` counts, `[rows, slots]` positions and scores, `[rows, steps, slots]` last weights."""
+
+    counts: np.ndarray
+    positions: np.ndarray
+    scores: np.ndarray
+    rings: np.ndarray
+
+
+class Figures(NamedTuple):
+    """Where the results go, as in `Replay`."""
+
+    mass: np.ndarray
+    hits: np.ndarray
+    evictions: np.ndarray
+    left: np.ndarray
+
+
+@compiled
+def advance(rule, held, figures, weights, first, heavy):
+    """All steps of a chunk for every row. Returns a step that ended above the budget, or 0."""
+    shown = np.empty(held.positions.shape[1], dtype=np.float32)
+    sums = np.empty(held.positions.shape[1])
+    for row in range(len(weights)):
+        positions, scores, rings = held.positions[row], held.scores[row], held.rings[row]
+        mass, hits, left = figures.mass[row], figures.hits[row], figures.left[row]
+        count = held.counts[row]
+        for index in range(weights.shape[1]):
+            step = first + index
+            paid = weights[row, index]
+            mass[step - 1] = look(paid, positions[:count], shown[:count]) + np.float64(paid[step])
+            hits[step - 1] = still_held(heavy[row, index], left)
+            observe(rule, step, shown[:count], scores[:count], rings)
+            positions[count], scores[count], rings[:, count] = step, 0, 0
+            count += 1
+            if count <= rule.budget:
+                continue
+            figures.evictions[row] += 1
+            rank(rule, positions[:count], scores[:count], rings, sums[:count])
+            while count > rule.target and count - rule.recent > rule.sinks:
+                victim = rule.sinks + first_lowest(scores[rule.sinks : count - rule.recent])
+                left[positions[victim]] = step
+                close(positions[victim:count])
+                close(scores[victim:count])
+                for ring in range(len(rings)):
+                    close(rings[ring, victim:count])
+                count -= 1
+            if count > rule.budget:
+                return step
+        held.counts[row] = count
+    return 0
+
+
+@compiled
+def look(paid, positions, shown):
+    """The weights of what is held, and their sum in ascending position order."""
+    total = 0.0
+    for slot in range(len(positions)):
+        weight = paid[positions[slot]]
+        shown[slot] = weight
+        total += np.float64(weight)
+    return total
+
+
+@compiled
+def still_held(heavy, left):
+    """How many of the heavy hitters have not left."""
+    count = 0
+    for item in range(len(heavy)):
+        if heavy[item] >= 0 and left[heavy[item]] == len(left):
+            count += 1
+    return count
+
+
+@compiled
+def observe(rule, step, shown, scores, rings):
+    """Apply one step's attention."""
+    if rule.score == SUMS:
+        for slot in range(len(shown)):
+            scores[slot] += np.float64(shown[slot])
+    elif rule.score == VOTES:
+        share = 1.0 / len(shown)
+        for slot in range(len(shown)):
+            scores[slot] += np.float64(np.float64(shown[slot]) > share)
+    elif rule.score == LATEST:
+        for slot in range(len(shown)):
+            scores[slot] = np.float64(shown[slot]) + 0.0  # no minus zero: its bits order below zero
+    elif rule.score == POOLED:
+        ring = rings[(step - 1) % len(rings)]
+        for slot in range(len(shown)):
+            ring[slot] = shown[slot]
+
+
+@compiled
+def rank(rule, positions, scores, rings, sums):
+    """Scores that an eviction makes anew: the pooled sums of the last weights, or a hash."""
+    if rule.score == POOLED:
+        sums[:] = 0
+        for entry in range(len(rings)):
+            ring = rings[entry, : len(sums)]
+            for slot in range(len(sums)):
+                sums[slot] += np.float64(ring[slot])
+        scores[:] = sums
+        keys, pooled = sums.view(np.int64), scores.view(np.int64)
+        for shift in range(1, min(rule.reach, len(sums) - 1) + 1):
+            raise_to(pooled[shift:], keys[: len(keys) - shift])
+            raise_to(pooled[: len(keys) - shift], keys[shift:])
+    elif rule.score == HASH:
+        key = mix(mix(rule.seed) + np.uint64(positions[-1]))
+        for slot in range(len(scores)):
+            scores[slot] = np.float64(mix(key + np.uint64(positions[slot])) >> np.uint64(11))
+
+
+@compiled
+def raise_to(values, least):
+    """The larger of both, in place."""
+    for slot in range(len(values)):
+        values[slot] = max(values[slot], least[slot])
+
+
+@compiled
+def mix(z):
+    """As `policies.uniform.mix`."""
+    z = z + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@compiled
+def first_lowest(scores):
+    """The index of the lowest score, of equals the first."""
+    keys = scores.view(np.int64)
+    lowest = keys[0]
+    for slot in range(len(keys)):
+        lowest = min(lowest, keys[slot])
+    slot = 0
+    while keys[slot] != lowest:
+        slot += 1
+    return slot
+
+
+@compiled
+def close(values):
+    """Drop the first value: the others move up by one."""
+    for slot in range(len(values) - 1):
+        values[slot] = values[slot + 1]
+
+
+@compiled
+def find_heavy(weights, first, heavy):
+    """The positions of every step's largest weights, ascending, -1 past their end.
+
+    Returns row and index of the first step with a weight that is none, after which nothing was done; else -1, -1.
+    """
+    width = weights.shape[2]
+    fours, sixteens = np.empty(width // 4 + 1, dtype=np.uint32), np.empty(width // 16 + 1, dtype=np.uint32)
+    places, keys_there = np.empty(width + 16, dtype=np.int32), np.empty(width + 16, dtype=np.uint32)
+    for row in range(len(weights)):
+        guess = np.int64(0)
+        for index in range(weights.shape[1]):
+            count = first + index
+            keys = weights[row, index].view(np.uint32)[: count + 1]
+            if largest(keys) >= INFINITE:
+                keys = without_minus_zero(keys)
+                if largest(keys) >= INFINITE:
+                    return row, index
+            keys = keys[:count]
+            blocks = sixteens[: quarter(fours[: quarter(keys, fours)], sixteens)]
+            wanted = min(count, HEAVY_HITTERS)
+            low, high = narrow(keys, wanted, np.int64(0), np.int64(largest(blocks)) + 1, guess, wanted + ENOUGH)
+            found = collect(keys, blocks, np.uint32(low), places, keys_there)
+            guess, high = narrow(keys_there[:found], wanted, low, high, (low + high) // 2, 0)
+            emit(places[:found], keys_there[:found], np.uint32(guess), wanted, heavy[row, index])
+    return -1, -1
+
+
+@compiled
+def largest(keys):
+    """The largest key, or 0."""
+    top = np.uint32(0)
+    for place in range(len(keys)):
+        top = max(top, keys[place])
+    return top
+
+
+@compiled
+def without_minus_zero(keys):
+    """The same weights with every zero positive, so that their bits order as they do."""
+    mended = keys.copy()
+    for place in range(len(mended)):
+        if mended[place] == MINUS_ZERO:
+            mended[place] = 0
+    return mended
+
+
+@compiled
+def quarter(values, largest_of_four):
+    """The largest of every four values; returns how many that gives."""
+    full = len(values) // 4
+    for block in range(full):
+        largest_of_four[block] = max(
+            max(values[4 * block], values[4 * block + 1]), max(values[4 * block + 2], values[4 * block + 3])
+        )
+    if 4 * full == len(values):
+        return full
+    largest_of_four[full] = largest(values[4 * full :])
+    return full + 1
+
+
+@compiled
+def narrow(keys, wanted, low, high, probe, enough):
+    """Bounds around the key that is the `wanted` largest: as many keys reach `low`, and fewer reach `high`.
+
+    Starts from a probe, moves away from it in growing steps and then halves what is left, until the bounds touch or
+    no more than `enough` keys reach `low`.
+    """
+    stride = 1 << 20
+    while high - low > 1:
+        middle = (low + high) // 2
+        if not low < probe < high:
+            probe = middle
+        reaching = count_from(keys, np.uint32(probe))
+        if reaching >= wanted:
+            low = probe
+            if reaching <= enough:
+                break
+            probe = min(low + stride, (low + high) // 2)
+        else:
+            high = probe
+            probe = max(high - stride, (low + high) // 2)
+        stride *= 2
+    return low, high
+
+
+@compiled
+def count_from(keys, low):
+    """How many keys reach `low`."""
+    count = np.uint32(0)
+    for place in range(len(keys)):
+        count = np.uint32(count + np.uint32(keys[place] >= low))
+    return np.int64(count)
+
+
+@compiled
+def collect(keys, blocks, low, places, keys_there):
+    """Places and keys of all that reach `low`, ascending; returns how many.
+
+    Everything is written down and counted only if it reaches `low`: processors guess wrong at branches like these.
+    """
+    chosen, found = np.uint64(0), np.uint64(0)
+    for block in range(len(blocks)):
+        places[chosen] = block
+        chosen += np.uint64(blocks[block] >= low)
+    picked = places[:chosen].copy()
+    for item in range(len(picked)):
+        block = keys[16 * picked[item] : 16 * picked[item] + 16]
+        for offset in range(len(block)):
+            places[found], keys_there[found] = 16 * picked[item] + offset, block[offset]
+            found += np.uint64(block[offset] >= low)
+    return np.int64(found)
+
+
+@compiled
+def emit(places, keys, threshold, wanted, heavy):
+    """Every place above the threshold, and of those that equal it as many of the lowest as are wanted still."""
+    above = 0
+    for item in range(len(keys)):
+        above += keys[item] > threshold
+    equals, filled = wanted - above, 0
+    for item in range(len(keys)):
+        if keys[item] > threshold or (keys[item] == threshold and equals > 0):
+            equals -= keys[item] == threshold
+            heavy[filled] = places[item]
+            filled += 1
+    heavy[filled:] = -1

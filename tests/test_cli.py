@@ -66,7 +66,7 @@ def received(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
         return record
 
-    for name in ("headwater.chat.terminal", "headwater.bench.compare", "headwater.bench.stream"):
+    for name in ("headwater.chat.terminal", *(f"headwater.bench.{name}" for name in ("compare", "stream", "replay"))):
         module = ModuleType(name)
         vars(module)["run"] = stand_in(import_module(name).run)
         monkeypatch.setitem(sys.modules, name, module)
@@ -117,7 +117,9 @@ def test_help_comes_at_once():
     assert statistics.median(seconds) < 0.4, seconds
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["chat", "--help"], ["compare", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], *([*names, "--help"] for names in LEAVES)], ids=" ".join
+)
 def test_help_imports_nothing_heavy(arguments: list[str]):
     code = f"import sys; from headwater import cli; cli.main({arguments!r}); print('MODULES', *sys.modules)"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -132,7 +134,7 @@ def test_version():
 
 
 WRONG = {
-    "command": (["chatt"], "unknown command 'chatt'; known: chat, compare, models, policies, stream"),
+    "command": (["chatt"], f"unknown command 'chatt'; known: {', '.join(sorted(cli.headwater.commands))}"),
     "subcommand": (["models", "get"], "unknown command 'get'; known: fetch, list, path"),
     "option": (["chat", "--bugdet", "5"], "--budget"),
     "model to fetch": (["models", "fetch", "gpt5"], "unknown model 'gpt5'; known: smollm2"),
@@ -153,6 +155,8 @@ WRONG = {
     "no text": (["stream"], "Missing argument 'TEXT'"),
     "list": (["stream", __file__, "--budgets", "64,x"], "'64,x' is not a comma list of whole numbers of at least 1"),
     "list below": (["stream", __file__, "--budgets", "0"], "'0' is not a comma list of whole numbers of at least 1"),
+    "replay list": (["replay", "--budgets", "256,"], "'256,' is not a comma list of whole numbers of at least 1"),
+    "replay tokens": (["replay", "--tokens", "1"], "'--tokens': 1 is not in the range x>=2"),
     "list of nothing": (["stream", __file__, "--gaps", ""], "'' is not a comma list of whole numbers of at least 0"),
 }
 
@@ -386,3 +390,31 @@ def test_stream_defaults_and_options(received: dict[str, Any]):
     assert cli.main(["stream", __file__, *line.split()]) == 0
     assert (received["tokens"], received["budgets"], received["sinks"], received["gaps"]) == (9, (32,), (0, 4), (0,))
     assert received["output"] == Path("x.json")
+
+
+def test_replay_defaults_and_options(received: dict[str, Any]):
+    assert cli.main(["replay"]) == 0
+    assert received == {
+        "trace": "canonical",
+        "policies": ("all", "random"),
+        "budgets": (256, 512, 1024),
+        "sinks": None,
+        "recent_window": None,
+        "seed": None,
+        "tokens": None,
+        "layers": None,
+        "heads": None,
+        "output": Path("report/replay"),
+        "as_json": False,
+    }
+    line = "--trace mine --policies tova,oracle --budgets 64 --sinks 4 --recent-window 8 --seed 3 --tokens 900"
+    assert cli.main(["replay", *line.split(), "--layers", "0,5", "--heads", "1", "--output", "out", "--json"]) == 0
+    assert (received["trace"], received["policies"], received["budgets"]) == ("mine", ("tova", "oracle"), (64,))
+    assert [received[name] for name in ("sinks", "recent_window", "seed", "tokens")] == [4, 8, 3, 900]
+    assert (received["layers"], received["heads"]) == ((0, 5), (1,))
+    assert (received["output"], received["as_json"]) == (Path("out"), True)
+
+
+def test_replay_writes_nothing_with_json_alone(received: dict[str, Any]):
+    assert cli.main(["replay", "--json"]) == 0
+    assert received["output"] is None

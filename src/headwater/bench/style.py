@@ -163,7 +163,8 @@ def label_ends(axes: Axes, ends: Sequence[End]) -> None:
                 "color": end.color,
                 "linewidth": 0.6,
                 "alpha": 0.7,
-                "shrinkA": 1,
+                "relpos": (0, 0.5),
+                "shrinkA": 2,
                 "shrinkB": 3,
             },
         )
@@ -183,11 +184,11 @@ def apart(wanted: Sequence[float], gap: float) -> list[float]:
 
 
 def shades(count: int) -> tuple[str, ...]:
-    """So many colours from dark to light that keep their order without colour, and for colour-blind readers."""
+    """So many colours from light to dark that keep their order without colour, and for colour-blind readers."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    return tuple(to_hex(colormaps["cividis"](index / max(1, count - 1))) for index in range(count))
+    return tuple(to_hex(colormaps["cividis"](1 - index / max(1, count - 1))) for index in range(count))
 
 
 def scale(figure: Figure, levels: Edges, label: str) -> None:
@@ -199,6 +200,7 @@ def scale(figure: Figure, levels: Edges, label: str) -> None:
     mapped = ScalarMappable(norm=BoundaryNorm(list(levels), colors.N), cmap=colors)
     bar = figure.colorbar(mapped, ax=figure.axes, location="top", aspect=60, shrink=0.7, pad=0.02)
     bar.set_label(label, loc="left")
+    bar.set_ticks(list(levels), labels=[f"{level:g}" for level in levels])
     bar.outline.set_visible(False)
 
 

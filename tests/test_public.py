@@ -23,8 +23,10 @@ def test_exactly_these_names_are_public() -> None:
         "Window",
         "WindowCache",
         "__version__",
+        "canonical_trace",
         "open_engine",
         "policy",
+        "replay",
         "saved_fraction",
         "sliding_window",
     ]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headwater.engines.fake import FakeEngine
     from headwater.policies import POLICIES, policy
     from headwater.policies.window import Window
+    from headwater.traces import canonical_trace, replay
 
 __version__ = "0.1.0"
 
@@ -30,8 +31,10 @@ __all__ = [
     "Window",
     "WindowCache",
     "__version__",
+    "canonical_trace",
     "open_engine",
     "policy",
+    "replay",
     "saved_fraction",
     "sliding_window",
 ]
@@ -43,8 +46,10 @@ _HOMES = {
     "Sampling": "headwater.chat",
     "Window": "headwater.policies.window",
     "WindowCache": "headwater.cache.adapter",
+    "canonical_trace": "headwater.traces",
     "open_engine": "headwater.engines",
     "policy": "headwater.policies",
+    "replay": "headwater.traces",
     "saved_fraction": "headwater.cache.textbook",
     "sliding_window": "headwater.cache.textbook",
 }

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int32
 
 from headwater.errors import BudgetError, PolicyFault
-from headwater.policies import Policy
+from headwater.policies import Policy, Slots
 from headwater.policies.incremental import drop, start, step
 from headwater.traces.result import RULE, Replay, Tally
 from headwater.traces.run import Heavy, Run
@@ -33,6 +33,10 @@ class RuleRun(Run):
         rows = self.parts[part]
         for index, now in enumerate(chunk.steps):
             self._layers[part].step(now, chunk.weights[rows, index], heavy[rows, index])
+
+    def slots(self, part: int) -> Slots[Any]:
+        """What the rows of a part hold now, and what is remembered of it."""
+        return self._layers[part].slots
 
     def results(self) -> list[Replay]:
         return [self._tally.replay(self._policy, RULE)]

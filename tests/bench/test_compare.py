@@ -205,7 +205,7 @@ def test_samples_are_spread_evenly_with_both_ends() -> None:
 
 REFUSED = [
     # settings, the error, what it says
-    ({"policies": ("full", "fulll")}, UnknownName, "known: full, sliding-window, streaming-llm, streaming-llm-turns"),
+    ({"policies": ("full", "fulll")}, UnknownName, "sliding-window, snapkv, streaming-llm, streaming-llm-turns"),
     ({"policies": ()}, UsageError, "no policy given; known: full"),
     ({"policies": ("full", "full")}, UsageError, "'full' is given 2 times"),
     ({"budget": 0}, BudgetError, "at least 1"),
@@ -215,6 +215,12 @@ REFUSED = [
     ({"sinks": 128}, BudgetError, "sinks must be below the budget of 128"),
     ({"budget": 8192}, BudgetError, "8193"),
     ({"limit": 0}, UsageError, "limit_tokens must be at least 1"),
+    (
+        {"policies": ("h2o", "full")},
+        UnsupportedCall,
+        "would work: full, sliding-window, streaming-llm; of the rows asked",
+    ),
+    ({"policies": ("random", "full")}, UnsupportedCall, "use sliding-window or streaming-llm; of the rows asked"),
 ]
 
 

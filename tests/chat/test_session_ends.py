@@ -22,6 +22,7 @@ from headwater.errors import (
     UnsupportedModel,
     UsageError,
 )
+from headwater.policies import POLICIES
 from headwater.policies.sliding_window import SlidingWindow
 from headwater.policies.streaming_llm import StreamingLLM
 from tests.chat.talk import GREEDY, MESSAGES, SYSTEM, check_step, check_turns, opened, said, stream_of
@@ -354,7 +355,7 @@ def test_full_and_sliding_windows_have_no_pins_in_the_picture():
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"policy": "nonsense"}, UnknownName, "known: full, sliding-window, streaming-llm"),
+        ({"policy": "nonsense"}, UnknownName, "known: full, h2o, pyramidkv, random, "),
         ({"budget": 0}, BudgetError, "budget must be at least 1"),
         ({"sinks": -1}, BudgetError, "sinks must be at least 0"),
         ({"policy": "sliding-window", "sinks": 4}, UsageError, "no parameter 'sinks'"),
@@ -397,6 +398,18 @@ def test_a_policy_that_needs_attention_is_refused_before_the_first_token():
     with pytest.raises(UnsupportedCall, match=r"attentive needs attention.*would work: .*streaming-llm"):
         Chat.open(engine, policy=Attentive(budget=100))
     Chat.open(FakeEngine(supplies=frozenset({"attention"})), policy=Attentive(budget=100))
+
+
+LIVE = ("full", "sliding-window", "streaming-llm")
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if name not in LIVE])
+@pytest.mark.parametrize("supplies", [frozenset(), frozenset({"attention"})], ids=["nothing", "attention"])
+def test_a_policy_that_only_replays_is_refused_by_name_with_what_runs_live(name: str, supplies: frozenset[str]):
+    with pytest.raises(UnsupportedCall, match=rf"^{name} .*sliding-window.*streaming-llm$") as refusal:
+        Chat.open(FakeEngine(supplies=supplies), policy=name)
+    others = set(POLICIES) - {name, *LIVE}
+    assert not any(other in str(refusal.value) for other in others)
 
 
 class Templateless(FakeEngine):

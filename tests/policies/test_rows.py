@@ -1,19 +1,19 @@
-"""Several rows at once, and a signal that differs between them: hand-made cases."""
+"""Several rows at once, and signals that differ between them: hand-made cases."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+import copy
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import pytest
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Float32
 
 from headwater.errors import UnknownName, UsageError
-from headwater.policies import Incremental, SlidingWindow, Slots, StreamingLLM
+from headwater.policies import Incremental, SlidingWindow, Slots, StreamingLLM, Tova
 from headwater.policies.incremental import drop, start, step
-from headwater.policies.signals import Signal, compact
-from tests.policies.latest import Latest, LatestWeight
+from headwater.policies.signals import Cumulative, History, Latest, Signal, Votes
 
 
 def weights(*rows: list[float]) -> Float32[np.ndarray, "rows weights"]:
@@ -21,7 +21,7 @@ def weights(*rows: list[float]) -> Float32[np.ndarray, "rows weights"]:
 
 
 def test_each_row_drops_its_own_lowest_weight() -> None:
-    policy = LatestWeight(budget=3)
+    policy = Tova(budget=3)
     slots = start(policy.signal, 2)
     slots = step(policy.signal, slots, 1, weights([1.0], [1.0]))
     slots = step(policy.signal, slots, 2, weights([0.25, 0.75], [0.75, 0.25]))
@@ -38,56 +38,30 @@ def test_each_row_drops_its_own_lowest_weight() -> None:
     assert slots.positions.tolist() == [[0, 3, 4], [1, 2, 4]]
 
 
-def test_equal_weights_lose_the_lowest_position() -> None:
-    row = Incremental(LatestWeight(budget=3))
-    row.on_decode_step(1, [1.0])
-    row.on_decode_step(2, [0.5, 0.5])
-    row.on_decode_step(3, [0.5, 0.25, 0.25])
-    assert row.evict(3) == [1]
-
-
-def test_equal_weights_lose_the_lowest_positions_among_many() -> None:
-    """A sort that is not stable gets short arrays right all the same, so this one is long."""
-    policy = LatestWeight(budget=1)
-    held = 400
-    slots = Slots(positions=np.arange(held)[None, :], state=np.asarray([[0.5, 0.25] * (held // 2)]))
-    gone = np.flatnonzero(policy.victims(slots, held - 50)[0])
-    assert gone.tolist() == list(range(1, 100, 2))
-
-
-def test_victims_come_ascending_whatever_the_order_of_choice() -> None:
-    row = Incremental(LatestWeight(budget=3))
-    row.on_decode_step(1, None)
-    row.on_decode_step(2, None)
-    row.on_decode_step(3, [0.25, 0.5, 0.125])
-    assert row.evict(2) == [0, 2]  # position 2 has the lower weight and is chosen first
-
-
-def test_a_step_without_attention_leaves_the_signal_alone() -> None:
-    row = Incremental(LatestWeight(budget=3))
-    row.on_decode_step(1, [0.5])
-    row.on_decode_step(2, None)
-    assert row.report("last_weight_of", 0) == 0.5
-    assert row.report("last_weight_of", 2) == -1.0
-
-
-def test_without_a_weight_ever_nothing_can_go() -> None:
-    row = Incremental(LatestWeight(budget=2))
-    row.on_decode_step(1, None)
-    row.on_decode_step(2, None)
-    assert row.evict(2) == []
-    assert row.kept_count() == 3
-
-
-@pytest.mark.parametrize("given", [[0.5, 0.25], [0.5, 0.25, 0.125, 9.0]], ids=["too few", "too many"])
-def test_the_first_weights_count(given: list[float]) -> None:
-    signal = Latest()
-    state = signal.observe(np.asarray([[-1.0, -1.0, 1.0]]), weights(given))
-    assert state.tolist() == [[0.5, 0.25, 0.125 if len(given) > 2 else 1.0]]
+# What each signal remembers of three slots after one step: of too few weights the first slots get one, of too many the
+# rest is ignored. The share that votes are measured by is one over the weights that apply.
+@pytest.mark.parametrize(
+    ("signal", "given", "state"),
+    [
+        (Cumulative(), [0.5, 0.25], [0.5, 0.25, 0.0]),
+        (Cumulative(), [0.5, 0.25, 0.125, 9.0], [0.5, 0.25, 0.125]),
+        (Votes(), [0.75, 0.5], [1, 0, 0]),
+        (Votes(), [0.75, 0.5, 0.25, 9.0], [1, 1, 0]),
+        (Latest(), [0.5, 0.25], [0.5, 0.25, -1.0]),
+        (Latest(), [0.5, 0.25, 0.125, 9.0], [0.5, 0.25, 0.125]),
+        (History(obs_window=1), [0.5, 0.25], [[0.5], [0.25], [0.0]]),
+        (History(obs_window=1), [0.5, 0.25, 0.125, 9.0], [[0.5], [0.25], [0.125]]),
+    ],
+    ids=repr,
+)
+def test_the_first_weights_count(signal: Signal[Any], given: list[float], state: list[Any]) -> None:
+    seen = signal.observe(signal.fresh(np.asarray([[0, 1, 2]])), weights(given))
+    array = seen.weights if isinstance(signal, History) else seen
+    assert array.tolist() == [state]
 
 
 def test_rows_that_lose_different_numbers_of_slots_are_refused() -> None:
-    policy = LatestWeight(budget=3)
+    policy = Tova(budget=3)
     slots = step(policy.signal, start(policy.signal, 2), 1, None)
     with pytest.raises(UsageError, match=r"same number of slots, got \[1, 2\]"):
         drop(policy.signal, slots, np.asarray([[True, False], [False, False]]))
@@ -102,45 +76,24 @@ def test_rows_in_different_places_of_the_stream() -> None:
     assert SlidingWindow(budget=3).victims(slots, 2).tolist() == [[True, True, False, False]] * 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class History(Signal[tuple[Float32[np.ndarray, "rows slots length"], int]]):
-    """A ring of the last weights, with one index for all slots: state that is more than one array."""
-
-    needs: ClassVar[frozenset[str]] = frozenset({"attention"})
-    length: int
-
-    @property
-    def bytes_per_slot(self) -> int:
-        return 4 * self.length
-
-    def fresh(self, positions: Int64[np.ndarray, "rows slots"]) -> tuple[Float32[np.ndarray, "rows slots length"], int]:
-        return np.zeros((*positions.shape, self.length), dtype=np.float32), 0
-
-    def observe(
-        self, state: tuple[np.ndarray, int], weights: Float32[np.ndarray, "rows weights"]
-    ) -> tuple[np.ndarray, int]:
-        ring, index = state[0].copy(), state[1]
-        ring[:, : weights.shape[1], index] = weights
-        return ring, (index + 1) % self.length
-
-    def append(self, state: tuple[np.ndarray, int]) -> tuple[np.ndarray, int]:
-        ring, index = state
-        new = np.zeros((ring.shape[0], 1, self.length), dtype=np.float32)
-        return np.concatenate([ring, new], axis=1), index
-
-    def keep(self, state: tuple[np.ndarray, int], kept: Bool[np.ndarray, "rows slots"]) -> tuple[np.ndarray, int]:
-        return compact(state[0], kept), state[1]
-
-
 def test_a_state_of_rings_follows_its_slots() -> None:
-    signal = History(length=2)
+    signal = History(obs_window=2)
     slots = step(signal, start(signal, 2), 1, weights([1.0], [0.5]))
     slots = step(signal, slots, 2, weights([0.25, 0.75], [0.125, 0.0625]))
     slots = drop(signal, slots, np.asarray([[True, False, False], [False, True, False]]))
-    ring, index = slots.state
     assert slots.positions.tolist() == [[1, 2], [0, 2]]
-    assert ring.tolist() == [[[0.0, 0.75], [0.0, 0.0]], [[0.5, 0.125], [0.0, 0.0]]]
-    assert index == 0
+    assert slots.state.weights.tolist() == [[[0.0, 0.75], [0.0, 0.0]], [[0.5, 0.125], [0.0, 0.0]]]
+    assert slots.state.index == 0
+
+
+@pytest.mark.parametrize("signal", [Cumulative(), Votes(), Latest(), History(obs_window=2)], ids=repr)
+def test_a_state_is_a_value_that_no_later_step_changes(signal: Signal[Any]) -> None:
+    """So that a run can be saved in the middle and replayed from there."""
+    slots = step(signal, start(signal, 1), 1, weights([2.0]))
+    before = copy.deepcopy(slots)
+    step(signal, slots, 2, weights([4.0, 8.0]))
+    drop(signal, slots, np.asarray([[True, False]]))
+    np.testing.assert_equal(asdict(slots), asdict(before))
 
 
 def test_an_unknown_report_lists_the_known_ones() -> None:

@@ -121,7 +121,7 @@ class Cumulative(OneNumber):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Votes(OneNumber):
-    """At how many steps a slot had more than the even share, which is one over the number of weights shown."""
+    """At how many steps a slot had more than the even share, which is one over the number of weights that apply."""
 
     dtype: ClassVar[str] = "int32"
 
@@ -129,11 +129,11 @@ class Votes(OneNumber):
         self, state: Int32[np.ndarray, "rows slots"], weights: Float32[np.ndarray, "rows weights"]
     ) -> Int32[np.ndarray, "rows slots"]:
         xp = state.__array_namespace__()
-        shown, count = weights.shape[1], min(state.shape[1], weights.shape[1])
-        if not shown:
+        count = min(state.shape[1], weights.shape[1])
+        if not count:
             return state
         # Widened first: rounded to float32, the share can equal a weight that is above it.
-        above = xp.astype(weights[:, :count], xp.float64) > 1 / shown
+        above = xp.astype(weights[:, :count], xp.float64) > 1 / count
         return overlay(state, state[:, :count] + xp.astype(above, xp.int32))
 
 

@@ -18,5 +18,5 @@ class SnapKV(PooledHistory):
     """Keeps the highest pooled sums of the last `obs_window` steps, and the last `recent_window` positions held."""
 
     name: ClassVar[str] = "snapkv"
-    summary: ClassVar[str] = "the highest max-pooled attention of the last steps, and the most recent tokens"
+    summary: ClassVar[str] = "the highest pooled attention of the last steps, and the most recent tokens"
     source: ClassVar[str] = "Li et al., NeurIPS 2024, arXiv 2404.14469"

@@ -23,8 +23,11 @@ from headwater.traces.trace import Chunk, Trace
 class IncrementalPolicy(Protocol):
     """What an object must do to be replayed. It begins with position 0 held."""
 
-    def on_decode_step(self, position: int, weights: Float32[np.ndarray, " held"], /) -> object:
-        """Apply the weights of the positions held, ascending, then hold `position` too."""
+    def on_decode_step(self, position: int, weights: Any, /) -> object:
+        """Apply the weights of the positions held, ascending, then hold `position` too.
+
+        They come as a float32 array, `[held]`; an object may ask for any sequence of floats.
+        """
         ...
 
     def evict(self, budget: int, /) -> Sequence[int]:

@@ -85,12 +85,17 @@ class Trace(ABC):
 
     @property
     def layer_rows(self) -> tuple[slice, ...]:
-        """The rows of each of the `layers`. Raises UsageError when the rows are not sorted by layer."""
+        """The rows of each of the `layers`. Raises as `check_heads` does."""
+        self.check_heads()
+        of = [head.layer for head in self.heads]
+        ends = [of.index(layer) for layer in self.layers] + [len(of)]
+        return tuple(slice(first, stop) for first, stop in pairwise(ends))
+
+    def check_heads(self) -> None:
+        """Raises UsageError when the rows are not sorted by layer."""
         of = [head.layer for head in self.heads]
         if of != sorted(of):
             raise UsageError(f"{self.name}: rows come layer by layer, ascending, got layers {of}")
-        ends = [of.index(layer) for layer in self.layers] + [len(of)]
-        return tuple(slice(first, stop) for first, stop in pairwise(ends))
 
     def whole(self) -> Float32[np.ndarray, "rows steps positions"]:
         """All of it at once: `rows * steps * tokens * 4` bytes, with 0 after each step's own position."""
@@ -136,6 +141,7 @@ class ArrayTrace(Trace):
         self.heads = heads or tuple(Head(layer=0, head=index) for index in range(len(array)))
         if len(self.heads) != len(array):
             raise UsageError(f"{len(self.heads)} heads were named for {len(array)} rows")
+        self.check_heads()
         self._weights = array
 
     def chunks(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:

@@ -118,7 +118,7 @@ def _through_the_interface(model: Any, sink: Sink, **call: Any) -> Any:
 def _as_returned(model: Any, sink: Sink, **call: Any) -> Any:
     """A forward pass of a model that computes attention by itself and returns the weights of all layers."""
     output = model(output_attentions=True, **call)
-    for layer, weights in enumerate(output.attentions or ()):
+    for layer, weights in enumerate(getattr(output, "attentions", None) or ()):
         if weights is not None:
             sink(layer, weights[0])
     return output
@@ -138,16 +138,13 @@ class Watcher:
     def blocks(self, request: AttentionRequest) -> Iterator[AttentionBlock]:
         """The weights that were asked for."""
         cache: Any = stock_cache(self._model)
-        try:
-            for first in range(0, request.start, PLAIN_CHUNK):
-                self._forward(_unwatched, request.tokens[first : min(first + PLAIN_CHUNK, request.start)], cache)
-            for block in request.blocks():
-                shape = (len(request.layers), len(request.heads), len(block), block.stop)
-                taken = _Taken(request, np.empty(shape, request.dtype))
-                self._forward(self._way, request.tokens[block.start : block.stop], cache, taken.take)
-                yield AttentionBlock(first=block.start, weights=taken.finished())
-        finally:
-            cache.reset()
+        for first in range(0, request.start, PLAIN_CHUNK):
+            self._forward(_unwatched, request.tokens[first : min(first + PLAIN_CHUNK, request.start)], cache)
+        for block in request.blocks():
+            shape = (len(request.layers), len(request.heads), len(block), block.stop)
+            taken = _Taken(request, np.empty(shape, request.dtype))
+            self._forward(self._way, request.tokens[block.start : block.stop], cache, taken.take)
+            yield AttentionBlock(first=block.start, weights=taken.finished())
 
     @torch.inference_mode()
     def _forward(self, way: Way, tokens: tuple[int, ...], cache: Any, sink: Sink | None = None) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -40,6 +41,16 @@ class AttentionBlock:
 
     first: int
     weights: Float[np.ndarray, "layers heads tokens positions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What tells a model from another of the same name. `rotary` is what its configuration says of its positions."""
+
+    architecture: str
+    precision: str
+    tokenizer_sha256: str
+    rotary: Mapping[str, Any]
 
 
 class Stream(ABC):
@@ -149,6 +160,10 @@ class Engine(ABC):
         """A new, empty conversation. Without a window it never evicts, up to `limit_tokens` (default: the trained
         length). With `reindex` the pins stay right before the window in the model's positions; without, they stay where
         they were written. Raises BudgetError when the window does not fit the model's positions."""
+
+    def facts(self) -> ModelFacts:
+        """What a recording of its attention says of the model. Raises as `attention_layers` does."""
+        raise UnsupportedCall(f"{self.name} runs on an engine that does not show its attention")
 
     def attention_layers(self) -> tuple[int, ...]:
         """The layers whose attention can be watched, ascending, in the model's own count from 0. Layers without softmax

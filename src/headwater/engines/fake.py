@@ -8,6 +8,7 @@ is wrong by a single token changes every logit, so a test on this engine sees mi
 
 from __future__ import annotations
 
+import hashlib
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.engines.base import AttentionBlock, Engine, Evicted, Stream
+from headwater.engines.base import AttentionBlock, Engine, Evicted, ModelFacts, Stream
 from headwater.engines.fake_attention import HEADS, LAYERS, paid
 from headwater.engines.request import AttentionRequest, WeightType
 from headwater.errors import BudgetError, CacheStateError, ContextFull, UnsupportedModel, UsageError
@@ -135,6 +136,15 @@ class FakeEngine(Engine):
         if not 1 <= limit <= self.context_length:
             raise BudgetError(f"limit_tokens must be 1 to the trained length of {self.context_length}, got {limit}")
         return FakeStream(window, reindex=reindex, limit_tokens=limit, answer_tokens=self.answer_tokens)
+
+    def facts(self) -> ModelFacts:
+        tokens = "bytes, " + ", ".join(CONTROL_TOKENS)
+        return ModelFacts(
+            architecture="FakeEngine",
+            precision="integer",
+            tokenizer_sha256=hashlib.sha256(tokens.encode()).hexdigest(),
+            rotary={},
+        )
 
     def attention_layers(self) -> tuple[int, ...]:
         return tuple(range(LAYERS))

@@ -7,6 +7,8 @@ model's own growing cache.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 
 from headwater.cache.adapter import WindowCache, stock_bytes, stock_cache
 from headwater.engines.attention import Watcher
-from headwater.engines.base import AttentionBlock, Engine, Evicted, Stream
+from headwater.engines.base import AttentionBlock, Engine, Evicted, ModelFacts, Stream
 from headwater.engines.models import load, resolve
 from headwater.engines.request import AttentionRequest, WeightType
 from headwater.errors import BudgetError, CacheStateError, ContextFull, UnsupportedModel, UsageError
@@ -87,6 +89,16 @@ class TransformersEngine(Engine):
                 f"limit_tokens must be between 1 and the trained length of {self.context_length}, got {limit}"
             )
         return GrowingStream(self, limit)
+
+    def facts(self) -> ModelFacts:
+        fast = getattr(self.tokenizer, "backend_tokenizer", None)
+        tokenizer = fast.to_str() if fast is not None else json.dumps(sorted(self.tokenizer.get_vocab().items()))
+        return ModelFacts(
+            architecture=type(self.model).__name__,
+            precision=str(self.model.dtype).removeprefix("torch."),
+            tokenizer_sha256=hashlib.sha256(tokenizer.encode()).hexdigest(),
+            rotary=self.model.config.get_text_config(decoder=True).to_dict().get("rope_parameters") or {},
+        )
 
     def attention_layers(self) -> tuple[int, ...]:
         return self._watching().layers
@@ -188,6 +200,7 @@ class _TorchStream(Stream):
             raise UsageError("nothing predicts the first of these tokens; feed at least one token before scoring")
         return self._next
 
+    @torch.inference_mode()  # recurrent layers of a model's own cache are zeroed in place
     def close(self) -> None:
         if self._cache is not None:
             self._cache.reset()

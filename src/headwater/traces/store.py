@@ -68,9 +68,7 @@ class RecordedTrace(Trace):
     def read(self, tokens: range, out: Float32[np.ndarray, "layers heads tokens positions"]) -> None:
         """What consecutive tokens paid, the first token among them if it is asked for; `out` ends with the last's
         position. Raises InputFileError for a damaged or missing file, naming it."""
-        layers = self._array.shape[0]
-        for low in range(0, layers, self._array.chunks.layers):
-            some = slice(low, low + self._array.chunks.layers)
+        for some in self._array.layer_groups():
             for rows, part in self._array.read(some, tokens):
                 target = out[some, :, rows.start - tokens.start : rows.stop - tokens.start]
                 target[..., part.shape[3] :] = 0

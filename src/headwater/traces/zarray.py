@@ -112,15 +112,21 @@ class Triangle:
     def write(self, first: int, weights: Float[np.ndarray, "layers heads tokens positions"]) -> None:
         """Whole bands of tokens, or the last ones, from `first` on; `positions` ends with the last of the tokens."""
         for rows, edge in self._strips(first, first + weights.shape[2]):
-            strip = weights[:, :, rows.start - first : rows.stop - first]
-            whole = min(weights.shape[3], edge) // self.chunks.positions * self.chunks.positions
-            whole = edge if edge <= weights.shape[3] else whole
+            strip = weights[:, :, rows.start - first : rows.stop - first, :edge]
+            given, width = strip.shape[3], self.chunks.positions
+            whole = given // width * width if given < edge else edge
             if whole:
                 self._array[:, :, rows.start : rows.stop, :whole] = strip[..., :whole]
-            if whole < edge:
-                last = np.zeros((*strip.shape[:3], edge - whole), dtype=self.dtype)
-                last[..., : strip.shape[3] - whole] = strip[..., whole:]
-                self._array[:, :, rows.start : rows.stop, whole:edge] = last
+            if whole < edge:  # a chunk is written whole, and the positions of its right part are still to come
+                for some in self.layer_groups():
+                    last = np.zeros((*strip[some].shape[:3], edge - whole), dtype=self.dtype)
+                    last[..., : given - whole] = strip[some, ..., whole:]
+                    self._array[some, :, rows.start : rows.stop, whole:edge] = last
+
+    def layer_groups(self) -> Iterator[slice]:
+        """The layers that lie together in a file."""
+        for low in range(0, self.shape[0], self.chunks.layers):
+            yield slice(low, min(low + self.chunks.layers, self.shape[0]))
 
     def read(
         self, layers: slice, tokens: range

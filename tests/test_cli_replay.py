@@ -9,14 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from headwater import cli
 from headwater.bench.replay_results import read
 from headwater.policies import POLICIES
-from headwater.traces import replay
+from headwater.traces import ArrayTrace, replay
 from headwater.traces.canonical import canonical_trace
 from tests.bench.tags import check_stands_alone
+from tests.bench.traces import recorded
 
 SHORT = ["replay", "--tokens", "512", "--budgets", "64,128"]
 
@@ -89,6 +91,38 @@ def test_json_goes_to_stdout_and_nothing_to_the_disk(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_recorded_trace_is_replayed_like_the_same_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    array = recorded(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    line = "--trace mine --policies tova --budgets 16 --output out"
+    assert cli.main(["replay", *line.split()]) == 0
+    out, err = capsys.readouterr()
+    whole, alone = read(tmp_path / "out" / "results.json"), replay(array, "tova", budget=16)
+    assert whole.rows[0].retained_attention_mass == alone.retained_attention_mass
+    assert whole.rows[0].mass_by_head == tuple(alone.mass_by_row)
+    assert "6 heads in 3 layers" in err and f"Text:     nothing.txt, sha256 {'1' * 64}" in err.splitlines()
+    assert "10th to 90th percentile of heads" in out
+
+    assert cli.main(["replay", *line.split(), "--layers", "3", "--heads", "2", "--tokens", "50"]) == 0
+    part = read(tmp_path / "out" / "results.json")
+    assert (part.trace.heads, part.trace.tokens) == (((3, 2),), 50)
+    cut = ArrayTrace(np.pad(array.whole(), ((0, 0), (1, 0), (0, 0)))[3, :50, :50])
+    assert part.rows[0].retained_attention_mass == replay(cut, "tova", budget=16).retained_attention_mass
+
+
+def test_a_recording_without_one_of_its_files_is_refused_naming_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded(tmp_path / "mine")
+    lost = next(path for path in (tmp_path / "mine" / "c").rglob("*") if path.is_file())
+    lost.unlink()
+    assert cli.main(["replay", "--trace", str(tmp_path / "mine"), "--budgets", "40", "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and f"headwater: {lost}" in err
+
+
 REFUSED = {
     "policy": (["--policies", "tova,lru"], 2, "unknown policy 'lru'; known: full, "),
     "twice": (["--policies", "tova,tova"], 2, "policy 'tova' is given 2 times"),
@@ -97,7 +131,7 @@ REFUSED = {
     "sinks": (["--policies", "sliding-window,full", "--sinks", "8"], 2, "none of sliding-window, full has"),
     "sinks and budget": (["--policies", "streaming-llm", "--sinks", "64"], 2, "streaming-llm: sinks must be below"),
     "layer": (["--layers", "3"], 2, "decode-512 has no layer 3; it has 0"),
-    "no folder": (["--trace", "nowhere"], 2, "nowhere"),
+    "no folder": (["--trace", "nowhere"], 2, "there is no nowhere, so it is no recorded trace"),
     "output": (["--output", "/proc/none"], 1, "/proc/none: cannot be written"),
 }
 

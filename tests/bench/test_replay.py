@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,21 @@ def test_a_damaged_or_foreign_file_is_refused(measured: ReplayResults, tmp_path:
         path.write_text(json.dumps(json.loads(to_json(measured)) | change))
         with pytest.raises(InputFileError, match=r"results\.json"):
             read(path)
+
+
+# Told to the user
+
+
+@pytest.mark.parametrize(
+    ("names", "slow"), [(("tova", "streaming-llm", "random"), "tova, random"), (("sliding-window",), None)]
+)
+def test_without_numba_the_header_says_what_to_install(
+    names: tuple[str, ...], slow: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    told = replayed(several_heads(48 + 1), names).choices
+    line = f"without numba these go by their rules, slowly: {slow}; run: pip install 'headwater[lab]'"
+    assert told == ((line,) if slow else ())
 
 
 # Interruptions

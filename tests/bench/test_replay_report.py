@@ -19,6 +19,7 @@ from headwater.bench import style
 from headwater.bench.replay_findings import findings
 from headwater.bench.replay_results import ReplayResults, Row, read
 from headwater.bench.results import write_json
+from headwater.policies import POLICIES
 from headwater.traces.canonical import canonical_trace
 from tests.bench.tags import Tags, check_stands_alone
 from tests.bench.test_replay import replayed
@@ -28,7 +29,7 @@ from tests.bench.traces import several_heads
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> ReplayResults:
     path = tmp_path_factory.mktemp("stored") / "results.json"
-    write_json(path, replayed(several_heads()))
+    write_json(path, replayed(several_heads(), ("streaming-llm", "tova", "pyramidkv", "random", "full")))
     return read(path)
 
 
@@ -115,9 +116,11 @@ def levels_of(drawn: str) -> set[str]:
     return set(re.findall(r"#[0-9a-f]{6}\b", drawn)) - {"#000000"}
 
 
-def test_every_policy_has_a_look_of_its_own(stored: ReplayResults) -> None:
-    looks = [style.look(0, name) for name in (*stored.lines(), "oracle")]
-    assert len({(look.color, str(look.line), look.marker) for look in looks}) == len(looks)
+def test_every_policy_has_a_look_of_its_own() -> None:
+    """Also for readers without colours."""
+    looks = [style.look(0, name) for name in (*POLICIES, "oracle")]
+    assert len({look.marker for look in looks}) == len(looks)
+    assert len({(look.color, str(look.line)) for look in looks}) == len(looks)
 
 
 def test_the_same_results_give_the_same_page(stored: ReplayResults, page: str) -> None:
@@ -239,18 +242,32 @@ def test_yardsticks_alone_say_nothing(stored: ReplayResults) -> None:
 # How it is drawn
 
 
-@pytest.mark.parametrize("tokens", [5, 128, 300])
+@pytest.mark.parametrize("tokens", [5, 12, 300])
 def test_a_cell_is_the_share_of_its_positions_that_is_held(tokens: int) -> None:
     left = np.random.default_rng(tokens).integers(1, tokens + 1, size=tokens)
     left = np.maximum(left, np.arange(tokens))
     share, edges = plots.kept_share(left, tokens)
     cells = min(plots.CELLS, tokens)
     assert share.shape == (cells, cells) and edges[0] == 0 and edges[-1] == tokens
-    for _ in range(50):
-        row, column = np.random.default_rng(cells).integers(cells, size=2)
+    random = np.random.default_rng(0)
+    for row, column in random.integers(cells, size=(200, 2)):
         step = int((edges[column] + edges[column + 1]) / 2)
         inside = range(int(edges[row]), int(edges[row + 1]))
         assert share[row, column] == np.mean([position <= step < left[position] for position in inside])
+
+
+@given(arrays(np.float64, st.integers(1, 20), elements=st.floats(-1e-7, 1)))
+def test_every_loss_lies_between_two_levels_that_the_colours_stand_for(lost: np.ndarray) -> None:
+    levels = plots.loss_levels(lost)
+    assert levels[0] == 0 and (np.diff(levels) > 0).all() and levels[-1] >= lost.max()
+    assert all(f"{level:.0e}"[0] in "125" for level in levels[1:])
+    assert len(levels) <= 3 or np.mean(lost <= levels[2]) >= 0.05, "colours for values that hardly any head has"
+
+
+def test_a_map_has_every_head_in_its_place_and_nothing_where_there_is_none(stored: ReplayResults) -> None:
+    trace = replace(stored.trace, heads=((0, 1), (0, 5), (7, 5)))
+    row = replace(made("tova", 48, 0.5), mass_by_head=(0.9, 0.8, 0.25))
+    assert np.array_equal(plots.lost(row, trace), [[1 - 0.9, np.nan], [1 - 0.8, 0.75]], equal_nan=True)
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=12), st.floats(0.1, 10))

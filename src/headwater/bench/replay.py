@@ -23,6 +23,7 @@ from headwater.bench.results import prepare, to_json, write_json, write_text
 from headwater.bench.style import require_plots
 from headwater.policies import Policy
 from headwater.traces import Replay, Trace, replay_all
+from headwater.traces.window_run import spans_of
 
 BUDGETS = (256, 512, 1024)
 INTERRUPTED = 130
@@ -122,7 +123,7 @@ def experiment(
         versions={},
         settings=settings,
         trace=source,
-        choices=(*planned.choices, *_without_numba(planned.policies)),
+        choices=(*planned.choices, *_without_numba(trace, planned.policies)),
     )
     if tell:
         tell(replay_report.header(measured))
@@ -150,11 +151,13 @@ def experiment(
     return measured
 
 
-def _without_numba(policies: Sequence[Policy[Any]]) -> tuple[str, ...]:
-    slow = dict.fromkeys(each.name for each in policies if each.needs)
-    if not slow or find_spec("numba") is not None:
+def _without_numba(trace: Trace, policies: Sequence[Policy[Any]]) -> tuple[str, ...]:
+    if find_spec("numba") is not None:
         return ()
-    return (f"without numba {', '.join(slow)} go by their rules, many times slower; run: pip install 'headwater[lab]'",)
+    slow = dict.fromkeys(each.name for each in policies if spans_of(trace, each) is None)
+    if not slow:
+        return ()
+    return (f"without numba these go by their rules, slowly: {', '.join(slow)}; run: pip install 'headwater[lab]'",)
 
 
 def row(found: Replay, trace: Trace, settings: Settings) -> Row:

@@ -18,12 +18,12 @@ from headwater.bench.replay_results import FULL, ReplayResults, Row, Source, by_
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import FigureBase
 
 CELLS = 128
 """A picture of kept positions has at most so many cells along either axis."""
 
-SHADES = ((0.0, 0.25), (0.25, 0.55), (0.6, 1.0))
+SHADES = ((0.0, 0.3), (0.25, 0.6), (0.6, 1.0))
 """How dark a cell is drawn that is kept by more than so much."""
 
 Value = Callable[[Row], float]
@@ -89,7 +89,7 @@ def layers_plot(results: ReplayResults) -> str:
 def heads_plot(results: ReplayResults) -> str:
     """SVG: what every head lost at the shown budget, one map for each policy."""
     rows = results.at(results.settings.shown_budget)
-    grids = [_lost(row, results.trace) for row in rows]
+    grids = [lost(row, results.trace) for row in rows]
     levels = loss_levels(np.concatenate([grid.ravel() for grid in grids]))
     lines, tall = -(-len(rows) // 2), grids[0].shape[0]
     with style.canvas(7.4, 0.9 + lines * min(2.6, 0.55 + 0.1 * tall)) as figure:
@@ -122,13 +122,20 @@ def spread_plot(results: ReplayResults) -> str:
 
 
 def summary(results: ReplayResults, path: Path) -> None:
-    """Write one picture, PNG or SVG by its suffix: mass and recall by budget, side by side."""
-    with style.canvas(10.4, 4.0) as figure:
-        left, right = figure.subplots(1, 2)
-        _by_budget(left, results, lambda row: row.retained_attention_mass)
-        _by_budget(right, results, lambda row: row.heavy_hitter_recall)
-        left.set_title("Retained attention mass", color=style.INK, pad=8)
-        right.set_title("Heavy-hitter recall", color=style.INK, pad=8)
+    """Write one picture, PNG or SVG by its suffix: mass by budget, and beside it what six of the policies held."""
+    rows = [row for row in results.at(results.settings.shown_budget) if row.left is not None]
+    distinct = {(row.retained_attention_mass, row.left): row for row in reversed(rows)}
+    shown = [row for row in rows if row in distinct.values()][:6]
+    with style.canvas(11.4, 4.4) as figure:
+        figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08)
+        left, right = figure.subfigures(1, 2, width_ratios=(1, 1.15), squeeze=False)[0]
+        axes = left.subplots()
+        _by_budget(axes, results, lambda row: row.retained_attention_mass)
+        axes.set_title("Retained attention mass", color=style.INK, pad=8)
+        for panel, row in zip(_panels(right, len(shown), 3), shown, strict=True):
+            _kept(panel, row, results.trace.tokens)
+        right.supxlabel("step", fontsize=9.5)
+        right.supylabel("position", fontsize=9.5)
         style.save(figure, path)
 
 
@@ -179,7 +186,7 @@ def _kept(axes: Axes, row: Row, tokens: int) -> None:
         style.cells(axes, (share > more_than) & (share <= up_to), color, x=edges, y=edges, alpha=alpha)
     axes.plot([0, tokens], [0, tokens], color=style.INK, linewidth=0.7)
     axes.set_xlim(0, tokens)
-    axes.set_ylim(0, tokens)
+    axes.set_ylim(-0.02 * tokens, tokens)
     axes.set_title(f"{row.policy}  {row.retained_attention_mass:.3f}", color=style.INK)
     axes.grid(False)
     for axis in (axes.xaxis, axes.yaxis):
@@ -199,7 +206,7 @@ def kept_share(left: Int64[np.ndarray, " tokens"], tokens: int) -> tuple[Float64
     return np.add.reduceat(held, starts, axis=0, dtype=np.int64) / np.diff(edges)[:, None], edges
 
 
-def _lost(row: Row, trace: Source) -> NDArray[np.float64]:
+def lost(row: Row, trace: Source) -> NDArray[np.float64]:
     """What was not retained, by head and layer, NaN where the trace has no such head."""
     heads = sorted({head for _, head in trace.heads})
     grid = np.full((len(heads), len(trace.layers)), np.nan)
@@ -208,9 +215,9 @@ def _lost(row: Row, trace: Source) -> NDArray[np.float64]:
     return grid
 
 
-def loss_levels(lost: NDArray[np.float64]) -> style.Edges:
+def loss_levels(losses: NDArray[np.float64]) -> style.Edges:
     """Edges at 1, 2 and 5 of each decade, from what a twentieth of the values lies below to over all; 0 before them."""
-    found = np.maximum(lost[~np.isnan(lost)], 0)
+    found = np.maximum(losses[~np.isnan(losses)], 0)
     steps = np.array([step * 10.0**decade for decade in range(-4, 1) for step in (1, 2, 5)])
     low, high = np.quantile(found, 0.05), found.max()
     first = max(0, int(np.searchsorted(steps, low, side="right")) - 1)
@@ -235,7 +242,7 @@ def _layer_axis(axes: Axes, trace: Source) -> None:
     axes.set_xticks(range(0, len(layers), every), [str(layer) for layer in layers[::every]])
 
 
-def _panels(figure: Figure, count: int, columns: int) -> list[Axes]:
+def _panels(figure: FigureBase, count: int, columns: int) -> list[Axes]:
     """So many panels with shared axes, numbered at the left and where none stands below."""
     lines, wide = -(-count // columns), min(columns, count)
     panels: list[Axes] = figure.subplots(lines, wide, sharex=True, sharey=True, squeeze=False).flatten().tolist()

@@ -60,7 +60,7 @@ _NAMED = {
     "streaming-llm": Look(color=SERIES[0], line="-", marker="o"),
     "streaming-llm-turns": Look(color=SERIES[2], line=(0, (1.5, 1.2)), marker="^"),
     "h2o": Look(color=SERIES[2], line=(0, (6, 2)), marker="^"),
-    "scissorhands": Look(color=SERIES[3], line=(0, (6, 2, 1.5, 2)), marker="D"),
+    "scissorhands": Look(color=SERIES[3], line=(0, (6, 2, 1.5, 2)), marker="<"),
     "tova": Look(color=SERIES[4], line=(0, (10, 3)), marker="v"),
     "snapkv": Look(color=SERIES[5], line=(0, (3, 2)), marker="P"),
     "pyramidkv": Look(color=SERIES[6], line=(0, (8, 2, 1.5, 2, 1.5, 2)), marker="X"),

@@ -27,6 +27,9 @@ IDS = tiny.tokens(TOKENS)
 class NoTokenizer:
     chat_template, eos_token_id = None, None
 
+    def get_vocab(self) -> dict[str, int]:
+        return {}
+
 
 def engine(model: Any) -> TransformersEngine:
     return TransformersEngine(model, NoTokenizer(), name="tiny")

@@ -16,7 +16,6 @@ import zarr
 
 from headwater.errors import InputFileError, MissingExtra, UsageError
 from headwater.traces import Head
-from headwater.traces.facts import TraceFacts
 from headwater.traces.store import RecordedTrace, TraceWriter, extract, widen
 from headwater.traces.zarray import Chunks
 from tests.traces.recordings import append, facts, record, weights
@@ -103,9 +102,10 @@ def test_it_is_an_array_that_plain_zarr_reads(long: tuple[RecordedTrace, np.ndar
     trace, whole = long
     array = zarr.open_array(store=str(trace.folder), mode="r")
     np.testing.assert_array_equal(array[:], whole)
-    assert array.metadata.to_dict()["dimension_names"] == ("layer", "head", "token", "position")
-    assert array.attrs["tokens"] == list(range(LONG))
-    assert [codec["name"] for codec in array.metadata.to_dict()["codecs"]] == ["bytes", "blosc", "crc32c"]
+    described = json.loads((trace.folder / "zarr.json").read_text())
+    assert described["dimension_names"] == ["layer", "head", "token", "position"]
+    assert [codec["name"] for codec in described["codecs"]] == ["bytes", "blosc", "crc32c"]
+    assert described["attributes"]["tokens"] == list(range(LONG))
 
 
 def test_chunks_above_the_diagonal_have_no_file(long: tuple[RecordedTrace, np.ndarray]):
@@ -164,7 +164,7 @@ def test_a_recording_goes_on_where_it_ended_and_ends_up_the_same(tmp_path: Path)
 
 def test_nothing_recorded_yet_is_refused_and_can_go_on(tmp_path: Path):
     TraceWriter(tmp_path / "trace", facts())
-    with pytest.raises(InputFileError, match="holds 0 of 300 tokens, which is no step yet; .* the same command"):
+    with pytest.raises(InputFileError, match=r"holds 0 of 300 tokens, which is no step yet; .* the same command"):
         RecordedTrace(tmp_path / "trace")
     assert TraceWriter(tmp_path / "trace", facts()).recorded == 0
 

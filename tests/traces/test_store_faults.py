@@ -85,7 +85,7 @@ def test_a_disk_that_fills_up_leaves_what_is_there_and_says_how_to_go_on(tmp_pat
 
     with monkeypatch.context() as disk:
         disk.setattr(Triangle, "write", full)
-        with pytest.raises(TraceNotStored, match="No space left on device while writing to .*: 128 of 300 tokens are"):
+        with pytest.raises(TraceNotStored, match=r"No space left on device while writing to .*: 128 of 300 tokens are"):
             append(writer, whole, 300)
     assert RecordedTrace(folder).tokens == 128
     append(TraceWriter(folder, of), whole, 300)
@@ -133,7 +133,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_is_really_full_leaves_a_trace_that_goes_on_when_there_is_room(whole: Path, small_disk: Path):
     folder = small_disk / "trace"
     with pytest.raises(
-        TraceNotStored, match="No space left on device while writing to .* tokens are recorded and stay"
+        TraceNotStored, match=r"No space left on device while writing to .* tokens are recorded and stay"
     ):
         recorder.record(folder)
     trace = RecordedTrace(folder)

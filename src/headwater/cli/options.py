@@ -68,6 +68,24 @@ class Numbers(click.ParamType):
         return numbers
 
 
+class Spans(click.ParamType):
+    """A comma list of whole numbers and of ranges, such as `0,5,10-20`."""
+
+    name = "spans"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        numbers: list[int] = []
+        for part in value.split(","):
+            first, dash, last = part.strip().partition("-")
+            ends = (first, last if dash else first)
+            if not all(end.isascii() and end.isdigit() for end in ends) or int(ends[0]) > int(ends[1]):
+                self.fail(f"{value!r} is not a comma list of whole numbers and ranges such as 0,5,10-20", param, ctx)
+            numbers.extend(range(int(ends[0]), int(ends[1]) + 1))
+        return tuple(numbers)
+
+
 class Names(click.ParamType):
     """A comma list of names. Which names are known is for the library to say: some are no registry's."""
 

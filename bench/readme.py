@@ -1,7 +1,9 @@
-"""The README's picture and table, from the results of `make demo`: `python -m bench.readme`.
+"""The README's pictures and table, from the results of `make demo` and of `headwater replay`: `python -m bench.readme`.
 
-Keeps the results in `docs/results/compare.json`, draws `docs/compare.png`, and writes the block between the comparison
-markers of the README. `tests/test_readme.py` holds the README to the stored results.
+Keeps the results in `docs/results/compare.json` and `docs/results/replay_canonical.json`, draws `docs/compare.png` and
+`docs/replay.png`, and writes the block between the comparison markers of the README. `tests/test_readme.py` holds the
+README to the stored results. What is shown of the replay is
+`headwater replay --policies all,random,oracle --budgets 128,256,512,1024`.
 """
 
 from __future__ import annotations
@@ -9,12 +11,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from headwater.bench import report
+from headwater.bench import replay_plots, replay_results, report
 from headwater.bench.results import Results, read
 from headwater.bench.table import COLUMNS, cells
 
 ROOT = Path(__file__).parents[1]
 STORED = ROOT / "docs" / "results" / "compare.json"
+REPLAYED = ROOT / "docs" / "results" / "replay_canonical.json"
 START, END = "<!-- comparison -->", "<!-- /comparison -->"
 
 
@@ -37,8 +40,10 @@ def with_block(text: str, new: str) -> str:
 
 
 def main() -> None:
-    """Keep the results, draw the picture, write the block."""
+    """Keep the results, draw the pictures, write the block."""
     shutil.copyfile(ROOT / "report" / "results.json", STORED)
+    shutil.copyfile(ROOT / "report" / "replay" / "results.json", REPLAYED)
+    replay_plots.summary(replay_results.read(REPLAYED), ROOT / "docs" / "replay.png")
     results = read(STORED)
     report.summary(results, ROOT / "docs" / "compare.png")
     readme = ROOT / "README.md"

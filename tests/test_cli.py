@@ -408,10 +408,10 @@ def test_replay_defaults_and_options(received: dict[str, Any]):
         "as_json": False,
     }
     line = "--trace mine --policies tova,oracle --budgets 64 --sinks 4 --recent-window 8 --seed 3 --tokens 900"
-    assert cli.main(["replay", *line.split(), "--layers", "0,5", "--heads", "1", "--output", "out", "--json"]) == 0
+    assert cli.main(["replay", *line.split(), "--layers", "0,5-6", "--heads", "1", "--output", "out", "--json"]) == 0
     assert (received["trace"], received["policies"], received["budgets"]) == ("mine", ("tova", "oracle"), (64,))
     assert [received[name] for name in ("sinks", "recent_window", "seed", "tokens")] == [4, 8, 3, 900]
-    assert (received["layers"], received["heads"]) == ((0, 5), (1,))
+    assert (received["layers"], received["heads"]) == ((0, 5, 6), (1,))
     assert (received["output"], received["as_json"]) == (Path("out"), True)
 
 

@@ -16,10 +16,11 @@ from headwater.bench.replay_plan import Plan, expand, plan
 from headwater.bench.replay_results import ReplayResults, Settings, by_layer, read, source
 from headwater.bench.replay_trace import Part, Watched, open_trace
 from headwater.bench.results import to_json, write_json
-from headwater.errors import BudgetError, InputFileError, UnknownName, UsageError
+from headwater.errors import BudgetError, InputFileError, MissingExtra, UnknownName, UsageError
 from headwater.policies import POLICIES, policy
 from headwater.traces import Chunk, Trace, replay
 from headwater.traces.canonical import canonical_trace
+from headwater.traces.oracle import oracle
 from tests.bench.traces import LAYERS, several_heads
 
 NOTHING = {"sinks": None, "recent_window": None, "seed": None}
@@ -251,6 +252,28 @@ def test_a_damaged_or_foreign_file_is_refused(measured: ReplayResults, tmp_path:
             read(path)
 
 
+def test_the_oracle_comes_after_the_others_at_each_budget_and_bounds_them() -> None:
+    trace = several_heads(64)
+    stored = list[ReplayResults]()
+    names = ("tova", "oracle", "random")
+    planned = plan(names, budgets=BUDGETS, tokens=64, parameters=NOTHING)
+    experiment(trace, source(trace, {}), settings(names), planned, store=stored.append)
+    assert [(len(found.rows), found.complete) for found in stored] == [(4, False), (5, False), (6, True)]
+    for row, budget in zip(stored[-1].rows[4:], BUDGETS, strict=True):
+        alone = oracle(trace, budget)
+        assert (row.policy, row.budget, row.way) == ("oracle", budget, alone.way)
+        assert row.retained_attention_mass == alone.retained_attention_mass
+        assert stored[-1].at(budget)[0] == row
+        assert row.state_bytes == row.state_bytes_per_slot == 0
+    assert stored[-1].rows[-1].left == tuple(oracle(trace, 48).left[1])
+
+
+def test_the_oracle_needs_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    with pytest.raises(MissingExtra, match=r"numba is not installed; run: pip install 'headwater\[lab\]'"):
+        plan(("tova", "oracle"), budgets=(32,), tokens=64, parameters=NOTHING)
+
+
 # Told to the user
 
 
@@ -290,6 +313,21 @@ def test_ctrl_c_in_the_pass_leaves_no_file(
     out, err = capsys.readouterr()
     assert out == "" and err.splitlines()[-1] == "Interrupted; nothing was replayed to its end"
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_ctrl_c_in_the_oracle_keeps_what_was_replayed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("headwater.bench.replay.oracle", interrupted)
+    assert run(policies=("streaming-llm", "oracle"), budgets=(16,), tokens=64, output=tmp_path) == 130
+    _, err = capsys.readouterr()
+    path = tmp_path / "results.json"
+    assert err.splitlines()[-1] == f"Interrupted; what was replayed is in {path}; no page was drawn from it"
+    assert [row.policy for row in read(path).rows] == ["streaming-llm"] and not read(path).complete
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_plan_without_policies_is_only_the_bound() -> None:

@@ -23,6 +23,7 @@ from headwater.bench.results import prepare, to_json, write_json, write_text
 from headwater.bench.style import require_plots
 from headwater.policies import Policy
 from headwater.traces import Replay, Trace, replay_all
+from headwater.traces.oracle import oracle
 from headwater.traces.window_run import spans_of
 
 BUDGETS = (256, 512, 1024)
@@ -50,7 +51,8 @@ def run(
 
     Without `output` nothing is written; `as_json` prints the JSON in place of the table. Returns the exit code: 0, or
     130 after Ctrl-C. Raises UsageError and its kind for values that cannot be used, InputFileError for a folder that is
-    no recorded trace, MissingExtra without matplotlib when there is a page to draw, all before the first step.
+    no recorded trace, MissingExtra for the oracle without numba and for a page without matplotlib, all before the first
+    step.
     """
     names = expand(policies)
     opened, source = open_trace(trace, tokens=tokens, layers=layers, heads=heads)
@@ -143,11 +145,10 @@ def experiment(
     replays = replay_all(Watched(trace, bars, "replay"), planned.policies)
     add([row(each, trace, settings) for each in replays], complete=not planned.oracle_budgets)
     for budget in planned.oracle_budgets:
-        from headwater.traces.oracle import oracle
-
         bars.start(f"oracle at {budget:,}", trace.rows)
-        found = oracle(trace, budget, progress=bars.advance)
-        add([row(found, trace, settings)], complete=budget == planned.oracle_budgets[-1])
+        found = row(oracle(trace, budget, progress=bars.advance), trace, settings)
+        bound = replace(found, state_bytes_per_slot=0, state_bytes=0)
+        add([bound], complete=budget == planned.oracle_budgets[-1])
     return measured
 
 
@@ -194,7 +195,11 @@ def _left(stored: list[ReplayResults], output: Path | None) -> str:
     """What there is after an interruption."""
     if not stored:
         return "nothing was replayed to its end"
-    return f"what was replayed is in {output / 'results.json'}; no page was drawn" if output else "nothing was written"
+    return (
+        f"what was replayed is in {output / 'results.json'}; no page was drawn from it"
+        if output
+        else "nothing was written"
+    )
 
 
 def _tell(text: str) -> None:

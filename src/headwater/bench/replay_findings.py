@@ -101,8 +101,8 @@ def _bounds(results: ReplayResults, budget: int) -> list[str]:
     if ORACLE in yardsticks:
         bound, best = yardsticks[ORACLE], rivals[0]
         said.append(
-            f"Nothing can retain more than {bound:.3f} in {budget:,} tokens, knowing the future; {best.policy} reaches "
-            f"{best.retained_attention_mass / bound:.1%} of it."
+            f"Knowing the attention to come, {budget:,} tokens in every head could retain {bound:.3f} and no more; "
+            f"{best.policy} reaches {best.retained_attention_mass / bound:.1%} of that."
         )
     return said
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from typing import Any
 
 from headwater.bench.replay_results import FULL, ORACLE, RANDOM
-from headwater.errors import BudgetError, UnknownName, UsageError
+from headwater.errors import BudgetError, MissingExtra, UnknownName, UsageError
 from headwater.policies import POLICIES, Policy, policy
 
 ALL = "all"
@@ -48,8 +49,10 @@ def plan(names: Sequence[str], *, budgets: Sequence[int], tokens: int, parameter
     """Every policy at every budget, made with those of the parameters that were given and that it has.
 
     Raises UsageError when none of the policies has a parameter that was given, BudgetError for a budget that evicts
-    nothing in so many tokens or that a policy refuses.
+    nothing in so many tokens or that a policy refuses, MissingExtra for the oracle without numba.
     """
+    if ORACLE in names and find_spec("numba") is None:
+        raise MissingExtra("numba", "lab")
     _check_budgets(budgets, tokens)
     taken, choices = _handed_out(names, parameters)
     if FULL in names:

@@ -16,7 +16,6 @@ from click.core import ParameterSource
 from headwater.errors import InputFileError, UnknownName
 
 READABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
-READABLE_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 WRITABLE = click.Path(path_type=Path)
 
 

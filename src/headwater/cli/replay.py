@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from headwater.cli.options import WRITABLE, Names, Numbers, debug, was_given
+from headwater.cli.options import WRITABLE, Names, Numbers, Spans, debug, was_given
 
 
 @click.command()
@@ -20,8 +20,8 @@ from headwater.cli.options import WRITABLE, Names, Numbers, debug, was_given
 )
 @click.option("--seed", type=click.IntRange(min=0), help="For the policy random.  [default: its own]")
 @click.option("--tokens", type=click.IntRange(min=2), help="Only the first so many of the trace.  [default: all]")
-@click.option("--layers", type=Numbers(0), help="Comma list of layers to replay.  [default: all]")
-@click.option("--heads", type=Numbers(0), help="Comma list of heads to replay in each layer.  [default: all]")
+@click.option("--layers", type=Spans(), help="The layers to replay, such as 0,5,10-20.  [default: all]")
+@click.option("--heads", type=Spans(), help="The heads to replay in each layer, such as 0-3.  [default: all]")
 @click.option("--output", type=WRITABLE, default="report/replay", help="Folder for results.json and index.html.")
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON, and write it only into an --output given.")
 @debug

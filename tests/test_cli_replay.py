@@ -72,6 +72,7 @@ def test_the_header_says_what_runs(folder: Path) -> None:
 def test_the_page_and_the_json_lie_in_the_folder(folder: Path) -> None:
     results = read(folder / "results.json")
     assert results.complete and len(results.rows) == 2 * (len(POLICIES) - 1)
+    assert {"numpy", "numba"} <= set(results.versions)
     page = (folder / "index.html").read_text()
     check_stands_alone(page)
     for row in results.rows:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-_RUNTIMES = ("torch", "transformers", "llama_cpp", "mlx", "mlx_lm")
+_RUNTIMES = ("torch", "transformers", "llama_cpp", "mlx", "mlx_lm", "numba", "zarr")
 
 
 def hardware() -> dict[str, str | int | None]:

@@ -72,7 +72,7 @@ class Policy(ABC, Generic[State]):
         return xp.astype(slots.positions, xp.float64)
 
     def victims(self, slots: Slots[State], budget: int) -> Bool[np.ndarray, "rows slots"]:
-        """The slots that must go so that at most `target(budget)` stay in each row, if not protected."""
+        """The slots that must go so that `target(budget)` stay in each row, as far as they are not protected."""
         xp = slots.positions.__array_namespace__()
         held = slots.positions.shape[1]
         needed = held - self.target(budget)

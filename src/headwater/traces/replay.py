@@ -18,7 +18,7 @@ from headwater.traces import heavy as plain
 from headwater.traces.incremental_run import IncrementalPolicy, IncrementalRun
 from headwater.traces.result import HEAVY_HITTERS, Replay
 from headwater.traces.rule_run import RuleRun
-from headwater.traces.run import Heavy, Run, small_parts
+from headwater.traces.run import Heavy, Run, pieces
 from headwater.traces.trace import CHUNK_BYTES, Chunk, Trace
 from headwater.traces.window_run import WindowRun, spans_of
 
@@ -101,7 +101,7 @@ def _no_kernel(trace: Trace, choice: Policy[Any]) -> None:
 
 def _drive(trace: Trace, runs: Sequence[Run], find: FindHeavy, chunk_bytes: int) -> None:
     """Take the runs through the trace, chunk by chunk."""
-    with ThreadPoolExecutor(max_workers=_processors()) as pool:
+    with ThreadPoolExecutor(max_workers=processors()) as pool:
         for chunk in trace.chunks(chunk_bytes):
             _advance(trace, runs, chunk, find, pool)
             # If it were still named while the next one is read, it would be in memory with it.
@@ -112,11 +112,19 @@ def _advance(trace: Trace, runs: Sequence[Run], given: Chunk, find: FindHeavy, p
     """Take the runs through one chunk, as many parts at the same time as there are threads."""
     chunk = Chunk(first=given.first, weights=np.ascontiguousarray(given.weights, dtype=np.float32))
     heavy: Heavy = np.empty((*chunk.weights.shape[:2], HEAVY_HITTERS), dtype=np.int32)
+    parts = pieces(trace, by_layer=False)
+    # Weights that were just looked through are still near, so runs that are cut alike follow at once.
+    near = [run for run in runs if run.parts == parts] if len(parts) > 1 else []
 
-    def look(rows: slice) -> tuple[slice, tuple[int, int]]:
-        return rows, find(chunk.weights[rows], chunk.first, heavy[rows])
+    def look(part: int) -> tuple[int, int]:
+        rows = parts[part]
+        found = find(chunk.weights[rows], chunk.first, heavy[rows])
+        if found == plain.NONE_BAD:
+            for run in near:
+                run.advance(part, chunk, heavy)
+        return found
 
-    for rows, (row, index) in pool.map(look, small_parts(trace)):
+    for rows, (row, index) in zip(parts, pool.map(look, range(len(parts))), strict=True):
         if index >= 0:
             raise plain.not_a_weight(trace.name, chunk, rows.start + row, index)
 
@@ -124,9 +132,10 @@ def _advance(trace: Trace, runs: Sequence[Run], given: Chunk, find: FindHeavy, p
         run, part = job
         run.advance(part, chunk, heavy)
 
-    for _ in pool.map(advance, [(run, part) for run in runs for part in range(len(run.parts))]):
+    for _ in pool.map(advance, [(run, part) for run in runs if run not in near for part in range(len(run.parts))]):
         pass
 
 
-def _processors() -> int:
+def processors() -> int:
+    """How many this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -17,7 +17,7 @@ from headwater.policies.pooled_history import PooledHistory
 from headwater.policies.protection import WithSinks
 from headwater.traces import kernels
 from headwater.traces.result import COMPILED, Replay, Tally
-from headwater.traces.run import Heavy, Run, small_parts
+from headwater.traces.run import Heavy, Run, layer_of, pieces
 from headwater.traces.trace import Chunk, Trace
 
 
@@ -25,15 +25,15 @@ class KernelRun(Run):
     """A policy that has a kernel, many small parts."""
 
     def __init__(self, trace: Trace, choice: Policy[Any], rules: list[kernels.Rule]) -> None:
-        self.parts = small_parts(trace)
+        self.parts = pieces(trace, by_layer=len(set(rules)) > 1)
         self._policy, self._tally = choice, Tally(trace)
-        self._of_part = [rules[trace.layers.index(trace.heads[rows.start].layer)] for rows in self.parts]
+        self._rules = [rules[layer_of(trace, rows)] for rows in self.parts]
         self._held = [
-            _nothing_held(rule, rows, trace.tokens) for rule, rows in zip(self._of_part, self.parts, strict=True)
+            _nothing_held(rule, rows, trace.tokens) for rule, rows in zip(self._rules, self.parts, strict=True)
         ]
 
     def advance(self, part: int, chunk: Chunk, heavy: Heavy) -> None:
-        rows, tally, rule = self.parts[part], self._tally, self._of_part[part]
+        rows, tally, rule = self.parts[part], self._tally, self._rules[part]
         figures = kernels.Figures(tally.mass[rows], tally.hits[rows], tally.evictions[rows], tally.left[rows])
         fault = kernels.advance(rule, self._held[part], figures, chunk.weights[rows], chunk.first, heavy[rows])
         if fault:

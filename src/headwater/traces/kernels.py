@@ -25,7 +25,7 @@ SUMS, VOTES, LATEST, POOLED, HASH = range(5)
 
 INFINITE = np.uint32(0x7F800000)
 MINUS_ZERO = np.uint32(0x80000000)
-ENOUGH = 16
+FEW = 16
 """How many more than the heavy hitters may be sorted out one by one."""
 
 
@@ -199,27 +199,29 @@ def close(values):
 def find_heavy(weights, first, heavy):
     """The positions of every step's largest weights, ascending, -1 past their end.
 
-    Returns row and index of the first step with a weight that is none, after which nothing was done; else -1, -1.
+    Returns row and index of a step with a weight that is none, after which `heavy` means nothing; else -1, -1.
     """
     width = weights.shape[2]
     fours, sixteens = np.empty(width // 4 + 1, dtype=np.uint32), np.empty(width // 16 + 1, dtype=np.uint32)
-    places, keys_there = np.empty(width + 16, dtype=np.int32), np.empty(width + 16, dtype=np.uint32)
+    places, reaching = np.empty(width + 16, dtype=np.int32), np.empty(width + 16, dtype=np.uint32)
     for row in range(len(weights)):
-        guess = np.int64(0)
+        guess = np.uint32(0)
         for index in range(weights.shape[1]):
-            count = first + index
-            keys = weights[row, index].view(np.uint32)[: count + 1]
-            if largest(keys) >= INFINITE:
-                keys = without_minus_zero(keys)
-                if largest(keys) >= INFINITE:
-                    return row, index
-            keys = keys[:count]
+            step = first + index
+            keys = weights[row, index].view(np.uint32)[: step + 1]
             blocks = sixteens[: quarter(fours[: quarter(keys, fours)], sixteens)]
-            wanted = min(count, HEAVY_HITTERS)
-            low, high = narrow(keys, wanted, np.int64(0), np.int64(largest(blocks)) + 1, guess, wanted + ENOUGH)
-            found = collect(keys, blocks, np.uint32(low), places, keys_there)
-            guess, high = narrow(keys_there[:found], wanted, low, high, (low + high) // 2, 0)
-            emit(places[:found], keys_there[:found], np.uint32(guess), wanted, heavy[row, index])
+            if largest(blocks) >= INFINITE:
+                keys = without_minus_zero(keys)
+                blocks = sixteens[: quarter(fours[: quarter(keys, fours)], sixteens)]
+                if largest(blocks) >= INFINITE:
+                    return row, index
+            keys, wanted = keys[:step], min(step, HEAVY_HITTERS)
+            low = narrow(keys, wanted, np.int64(largest(blocks)) + 1, np.int64(guess))
+            found = collect(keys, blocks, low, places)
+            for item in range(found):
+                reaching[item] = keys[places[item]]
+            guess = threshold(reaching[:found], wanted)
+            emit(places[:found], reaching[:found], guess, wanted, heavy[row, index])
     return -1, -1
 
 
@@ -257,28 +259,26 @@ def quarter(values, largest_of_four):
 
 
 @compiled
-def narrow(keys, wanted, low, high, probe, enough):
-    """Bounds around the key that is the `wanted` largest: as many keys reach `low`, and fewer reach `high`.
+def narrow(keys, wanted, high, probe):
+    """A bound that at least `wanted` keys reach, and not many more unless they are equal; no key reaches `high`.
 
-    Starts from a probe, moves away from it in growing steps and then halves what is left, until the bounds touch or
-    no more than `enough` keys reach `low`.
+    Moves away from the probe in growing steps until the threshold lies in between, and halves what is left.
     """
-    stride = 1 << 20
+    low, stride = np.int64(0), 1 << 20
     while high - low > 1:
-        middle = (low + high) // 2
         if not low < probe < high:
-            probe = middle
+            probe = (low + high) // 2
         reaching = count_from(keys, np.uint32(probe))
         if reaching >= wanted:
             low = probe
-            if reaching <= enough:
+            if reaching <= wanted + FEW:
                 break
             probe = min(low + stride, (low + high) // 2)
         else:
             high = probe
             probe = max(high - stride, (low + high) // 2)
         stride *= 2
-    return low, high
+    return np.uint32(low)
 
 
 @compiled
@@ -291,34 +291,52 @@ def count_from(keys, low):
 
 
 @compiled
-def collect(keys, blocks, low, places, keys_there):
-    """Places and keys of all that reach `low`, ascending; returns how many.
+def collect(keys, blocks, low, places):
+    """The places of all keys that reach `low`, ascending; returns how many.
 
-    Everything is written down and counted only if it reaches `low`: processors guess wrong at branches like these.
+    Every place is written down, and counted only if it reaches: processors guess wrong at branches like these.
     """
-    chosen, found = np.uint64(0), np.uint64(0)
+    chosen, found = np.empty(len(blocks) + 1, dtype=np.int32), np.uint64(0)
     for block in range(len(blocks)):
-        places[chosen] = block
-        chosen += np.uint64(blocks[block] >= low)
-    picked = places[:chosen].copy()
-    for item in range(len(picked)):
-        block = keys[16 * picked[item] : 16 * picked[item] + 16]
+        chosen[found] = block
+        found += np.uint64(blocks[block] >= low)
+    chosen, found = chosen[:found], np.uint64(0)
+    for item in range(len(chosen)):
+        start = 16 * chosen[item]
+        block = keys[start : start + 16]
         for offset in range(len(block)):
-            places[found], keys_there[found] = 16 * picked[item] + offset, block[offset]
+            places[found] = start + offset
             found += np.uint64(block[offset] >= low)
     return np.int64(found)
 
 
 @compiled
-def emit(places, keys, threshold, wanted, heavy):
+def threshold(keys, wanted):
+    """The `wanted` largest key, of not many more."""
+    lowest = smallest_from(keys, np.uint32(0))
+    while count_from(keys, np.uint32(lowest + 1)) >= wanted:
+        lowest = smallest_from(keys, np.uint32(lowest + 1))
+    return lowest
+
+
+@compiled
+def smallest_from(keys, low):
+    """The smallest key that reaches `low`."""
+    smallest = INFINITE
+    for place in range(len(keys)):
+        smallest = min(smallest, keys[place] if keys[place] >= low else INFINITE)
+    return smallest
+
+
+@compiled
+def emit(places, keys, least, wanted, heavy):
     """Every place above the threshold, and of those that equal it as many of the lowest as are wanted still."""
-    above = 0
+    equals = wanted - count_from(keys, np.uint32(least + 1))
+    filled, met = np.uint64(0), 0
     for item in range(len(keys)):
-        above += keys[item] > threshold
-    equals, filled = wanted - above, 0
-    for item in range(len(keys)):
-        if keys[item] > threshold or (keys[item] == threshold and equals > 0):
-            equals -= keys[item] == threshold
-            heavy[filled] = places[item]
-            filled += 1
-    heavy[filled:] = -1
+        places[filled] = places[item]
+        filled += np.uint64((keys[item] > least) | ((keys[item] == least) & (met < equals)))
+        met += keys[item] == least
+    for item in range(wanted):
+        heavy[item] = places[item]
+    heavy[wanted:] = -1

@@ -17,7 +17,7 @@ from headwater.traces.trace import Chunk, Trace
 Heavy = Int32[np.ndarray, "rows steps heavy"]
 """The positions of each step's largest weights, -1 past their end."""
 
-_PARTS = 16
+_PIECES = 8
 
 
 class Run(ABC):
@@ -35,11 +35,15 @@ class Run(ABC):
         """What came out after the last chunk, one for each policy."""
 
 
-def small_parts(trace: Trace) -> tuple[slice, ...]:
-    """The rows in pieces small enough to keep several threads busy, none with rows of two layers."""
-    most = max(1, trace.rows // _PARTS)
+def pieces(trace: Trace, *, by_layer: bool) -> tuple[slice, ...]:
+    """The rows in pieces small enough to keep several threads busy; `by_layer`, none has rows of two layers."""
+    most = max(1, trace.rows // _PIECES)
+    groups = trace.layer_rows if by_layer else (slice(0, trace.rows),)
     return tuple(
-        slice(first, min(first + most, rows.stop))
-        for rows in trace.layer_rows
-        for first in range(rows.start, rows.stop, most)
+        slice(first, min(first + most, rows.stop)) for rows in groups for first in range(rows.start, rows.stop, most)
     )
+
+
+def layer_of(trace: Trace, rows: slice) -> int:
+    """The depth of the layer that the first of the rows belongs to, counted from 0 among those of the trace."""
+    return trace.layers.index(trace.heads[rows.start].layer)

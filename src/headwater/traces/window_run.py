@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float32, Float64, Int32, Int64
 
 from headwater.errors import BudgetError, UnsupportedCall
 from headwater.policies import Policy
-from headwater.traces.result import CLOSED_FORM, Replay, Tally
-from headwater.traces.run import Heavy, Run, small_parts
+from headwater.traces.result import CLOSED_FORM, HEAVY_HITTERS, Replay, Tally
+from headwater.traces.run import Heavy, Run, layer_of, pieces
 from headwater.traces.trace import Chunk, Trace
 
-_BLOCK_WEIGHTS = 1 << 18
-"""How many running sums are in memory at a time."""
+_IN_MEMORY = 1 << 18
+"""How many running sums, and comparisons with heavy hitters, are in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,44 +64,50 @@ class WindowRun(Run):
     """Any number of such policies at once, many small parts."""
 
     def __init__(self, trace: Trace, policies: Sequence[Policy[Any]], spans: Sequence[Sequence[Span]]) -> None:
-        self.parts = small_parts(trace)
+        self.parts = pieces(trace, by_layer=any(len(set(layers)) > 1 for layers in spans))
         self._policies, self._tallies = policies, [Tally(trace) for _ in policies]
+        self._pins: list[Int64[np.ndarray, "policies 1"]] = []
+        self._recent: list[Int64[np.ndarray, "policies 1"]] = []
         positions = np.arange(trace.tokens)
-        self._of_part: list[list[Span]] = []
         for rows in self.parts:
-            depth = trace.layers.index(trace.heads[rows.start].layer)
-            self._of_part.append([layers[depth] for layers in spans])
-            for span, tally in zip(self._of_part[-1], self._tallies, strict=True):
+            here = [layers[layer_of(trace, rows)] for layers in spans]
+            self._pins.append(np.array([[span.pins] for span in here]))
+            self._recent.append(np.array([[span.recent] for span in here]))
+            for span, tally in zip(here, self._tallies, strict=True):
                 tally.left[rows, span.pins :] = np.minimum(positions[span.pins :] + span.recent, trace.tokens)
                 tally.evictions[rows] = max(0, trace.tokens - span.pins - span.recent)
 
     def advance(self, part: int, chunk: Chunk, heavy: Heavy) -> None:
-        steps = max(1, _BLOCK_WEIGHTS // chunk.weights.shape[2])
+        count = max(1, _IN_MEMORY // max(chunk.weights.shape[2], len(self._policies) * HEAVY_HITTERS))
         for row in range(self.parts[part].start, self.parts[part].stop):
-            for start in range(0, len(chunk.steps), steps):
-                block = slice(start, start + steps)
-                now = np.array(chunk.steps[block])
-                self._advance(part, row, now, _running(chunk.weights[row, block]), heavy[row, block])
-
-    def _advance(self, part: int, row: int, now: np.ndarray, running: np.ndarray, heavy: np.ndarray) -> None:
-        index = np.arange(len(now))
-        everything, hits = running[index, now + 1], np.minimum(heavy.shape[1], now)
-        for span, tally in zip(self._of_part[part], self._tallies, strict=True):
-            pins = np.minimum(span.pins, now)
-            # What lies between the pins and the window was evicted.
-            window = np.maximum(now - span.recent, pins)
-            gone = (heavy >= pins[:, None]) & (heavy < window[:, None])
-            tally.mass[row, now - 1] = everything - (running[index, window] - running[index, pins])
-            tally.hits[row, now - 1] = hits - gone.sum(axis=1)
+            for start in range(0, len(chunk.steps), count):
+                block = slice(start, start + count)
+                steps, weights, top = chunk.steps[block], chunk.weights[row, block], heavy[row, block]
+                mass, hits = _measure(steps, weights, top, self._pins[part], self._recent[part])
+                for index, tally in enumerate(self._tallies):
+                    tally.mass[row, steps.start - 1 : steps.stop - 1] = mass[index]
+                    tally.hits[row, steps.start - 1 : steps.stop - 1] = hits[index]
 
     def results(self) -> list[Replay]:
         return [tally.replay(policy, CLOSED_FORM) for policy, tally in zip(self._policies, self._tallies, strict=True)]
 
 
-def _running(weights: np.ndarray) -> np.ndarray:
-    """`running[i, p]` is the sum of the first `p` weights of step `i`."""
+def _measure(
+    steps: range,
+    weights: Float32[np.ndarray, "steps positions"],
+    heavy: Int32[np.ndarray, "steps heavy"],
+    pins: Int64[np.ndarray, "policies 1"],
+    recent: Int64[np.ndarray, "policies 1"],
+) -> tuple[Float64[np.ndarray, "policies steps"], Int32[np.ndarray, "policies steps"]]:
+    """Mass and hits of consecutive steps of one row. What lies between the pins and the window was evicted."""
     running = np.zeros((weights.shape[0], weights.shape[1] + 1))
-    # What lies beyond a step's own position may be anything, and is not read afterwards.
+    # Beyond a step's own position there may be anything, which is summed and then not read.
     with np.errstate(all="ignore"):
         np.cumsum(weights, axis=1, dtype=np.float64, out=running[:, 1:])
-    return running
+    now, index = np.array(steps), np.arange(len(steps))
+    first = np.minimum(pins, now)
+    window = np.maximum(now - recent, first)
+    mass = running[index, now + 1] - (running[index, window] - running[index, first])
+    top = np.ascontiguousarray(heavy.T)
+    gone = (top >= first[:, None]) & (top < window[:, None])
+    return mass, np.minimum(HEAVY_HITTERS, now) - gone.sum(axis=1, dtype=np.int32)

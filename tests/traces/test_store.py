@@ -162,8 +162,20 @@ def test_a_recording_goes_on_where_it_ended_and_ends_up_the_same(tmp_path: Path)
     assert files(tmp_path / "once") == files(tmp_path / "twice")
 
 
+def killed_at_once(folder: Path) -> None:
+    """A folder whose recording ended before its first band was complete."""
+    of = facts()
+    append(TraceWriter(folder, of), weights(of), 64)
+    edited(folder, recorded=0)
+
+
+def test_nothing_is_made_before_there_is_something_to_write(tmp_path: Path):
+    assert TraceWriter(tmp_path / "trace", facts()).recorded == 0
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_nothing_recorded_yet_is_refused_and_can_go_on(tmp_path: Path):
-    TraceWriter(tmp_path / "trace", facts())
+    killed_at_once(tmp_path / "trace")
     with pytest.raises(InputFileError, match=r"holds 0 of 300 tokens, which is no step yet; .* the same command"):
         RecordedTrace(tmp_path / "trace")
     assert TraceWriter(tmp_path / "trace", facts()).recorded == 0
@@ -375,6 +387,8 @@ def test_without_zarr_the_extra_is_named(copy: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(__import__("sys").modules, "zarr", None)
     with pytest.raises(MissingExtra, match=r"zarr is not installed; run: pip install 'headwater\[lab\]'"):
         RecordedTrace(copy)
+    with pytest.raises(MissingExtra, match="zarr is not installed"):
+        TraceWriter(copy.parent / "other", facts())
 
 
 # A part of a trace.

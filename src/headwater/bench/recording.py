@@ -33,7 +33,7 @@ TOKENS = 2048
 MEMORY_BYTES = 512_000_000
 LARGEST_BLOCK = 128
 """Tokens in one forward pass, at most: more of them are not faster."""
-WORKING_BYTES = 32 << 20
+WORKING_BYTES = 64 << 20
 """What compressing and writing take beside the weights."""
 
 
@@ -121,6 +121,7 @@ def record(
         for block in blocks:
             writer.append(block.first, block.weights)
             bars.advance(block.weights.shape[2])
+            del block  # it must not be there beside the next one
     return RecordedTrace(folder)
 
 
@@ -172,11 +173,12 @@ def _facts(
 
 
 def _cache_bytes(engine: Engine, tokens: Sequence[int]) -> int:
-    """What K and V of the tokens take: those of one, that many times."""
+    """What K and V of the tokens take: those of one, that many times, and a quarter for the gaps that they leave in the
+    memory as they grow."""
     stream = engine.open(None)
     try:
         stream.feed(tokens[:1])
-        return stream.nbytes * len(tokens)
+        return stream.nbytes * len(tokens) * 5 // 4
     finally:
         stream.close()
 
@@ -202,7 +204,9 @@ def header(plan: Plan, folder: Path, recorded: int, choices: Sequence[str]) -> s
     """What is about to be recorded, and every choice made for the user."""
     facts = plan.facts
     layers, heads, tokens, _ = facts.shape
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(
+        next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    ).free
     lines = [
         f"Model:  {facts.model} ({facts.architecture}, {facts.precision}), "
         f"trained length {facts.trained_length:,} tokens",

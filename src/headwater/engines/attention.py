@@ -141,10 +141,14 @@ class Watcher:
         for first in range(0, request.start, PLAIN_CHUNK):
             self._forward(_unwatched, request.tokens[first : min(first + PLAIN_CHUNK, request.start)], cache)
         for block in request.blocks():
-            shape = (len(request.layers), len(request.heads), len(block), block.stop)
-            taken = _Taken(request, np.empty(shape, request.dtype))
-            self._forward(self._way, request.tokens[block.start : block.stop], cache, taken.take)
-            yield AttentionBlock(first=block.start, weights=taken.finished())
+            yield self._block(request, block, cache)  # and not held here while the next one is computed
+
+    def _block(self, request: AttentionRequest, block: range, cache: Any) -> AttentionBlock:
+        weights = np.empty((len(request.layers), len(request.heads), len(block), block.stop), request.dtype)
+        taken = _Taken(request, weights)
+        self._forward(self._way, request.tokens[block.start : block.stop], cache, taken.take)
+        taken.check()
+        return AttentionBlock(first=block.start, weights=weights)
 
     @torch.inference_mode()
     def _forward(self, way: Way, tokens: tuple[int, ...], cache: Any, sink: Sink | None = None) -> Tensor:
@@ -191,7 +195,7 @@ class _Taken:
     """The weights of one block, as its layers hand them over."""
 
     def __init__(self, request: AttentionRequest, weights: Weights) -> None:
-        self._weights, self._target = weights, torch.from_numpy(weights)
+        self._target = torch.from_numpy(weights)
         self._places = {layer: place for place, layer in enumerate(request.layers)}
         self._heads = list(request.heads)
 
@@ -204,8 +208,7 @@ class _Taken:
         self._target[place, ..., :gone] = 0
         self._target[place, ..., gone:].copy_(weights if whole else weights[self._heads])
 
-    def finished(self) -> Weights:
-        """The block, when every layer has handed over its part."""
+    def check(self) -> None:
+        """Raises UnsupportedCall unless every layer has handed over its part."""
         if self._places:
             raise UnsupportedCall(f"layers {sorted(self._places)} did not show their attention in this forward pass")
-        return self._weights

@@ -165,17 +165,15 @@ class FakeEngine(Engine):
         request = AttentionRequest.checked(
             self, tokens, vocabulary=VOCABULARY, layers=layers, heads=heads, start=start, block=block, dtype=dtype
         )
-        return _blocks(request)
+        return (_block(request, block) for block in request.blocks())
 
 
-def _blocks(request: AttentionRequest) -> Iterator[AttentionBlock]:
+def _block(request: AttentionRequest, block: range) -> AttentionBlock:
     ids = np.asarray(request.tokens, dtype=np.int64)
-    for block in request.blocks():
-        shape = (len(request.layers), len(request.heads), len(block), block.stop)
-        weights = np.zeros(shape, dtype=request.dtype)
-        for index, now in enumerate(block):
-            weights[:, :, index, : now + 1] = paid(ids, now, request.layers, request.heads)
-        yield AttentionBlock(first=block.start, weights=weights)
+    weights = np.zeros((len(request.layers), len(request.heads), len(block), block.stop), dtype=request.dtype)
+    for index, now in enumerate(block):
+        weights[:, :, index, : now + 1] = paid(ids, now, request.layers, request.heads)
+    return AttentionBlock(first=block.start, weights=weights)
 
 
 class FakeStream(Stream):

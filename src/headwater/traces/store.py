@@ -17,7 +17,7 @@ from jaxtyping import Float, Float32
 from headwater.errors import InputFileError, TraceNotStored, UsageError
 from headwater.traces.facts import TraceFacts, check_format, read_facts
 from headwater.traces.trace import CHUNK_BYTES, Chunk, Head, Trace, steps_per_chunk
-from headwater.traces.zarray import METADATA, Triangle
+from headwater.traces.zarray import METADATA, Triangle, require_zarr
 
 
 class RecordedTrace(Trace):
@@ -78,19 +78,21 @@ class RecordedTrace(Trace):
 class TraceWriter:
     """Writes a trace into a folder, from where it ends now: `recorded` tokens are there, of `facts.tokens`.
 
-    The folder is made, or is empty, or holds the beginning of the same recording. Raises InputFileError for a folder
-    with anything else in it, UsageError for the beginning of another recording, naming what differs, TraceNotStored
-    when the disk will not take it.
+    The folder is empty, or is not there and is made with the first tokens, or holds the beginning of the same
+    recording. Raises InputFileError for a folder with anything else in it, UsageError for the beginning of another
+    recording, naming what differs, MissingExtra without zarr.
     """
 
     def __init__(self, folder: Path | str, facts: TraceFacts) -> None:
         self.folder, self.facts = Path(folder), facts
+        self._array: Triangle | None = None
+        self.recorded = 0
         if not self._begun():
-            with _storing(self.folder, 0, len(facts.tokens)):
-                self._array = Triangle.create(self.folder, facts.shape, facts.dtype, facts.attributes(0))
-            self.recorded = 0
+            require_zarr()
+            self.band = Triangle.fitting(facts.shape, facts.dtype).tokens
             return
         self._array, there, self.recorded = _open(self.folder, write=True)
+        self.band = self._array.chunks.tokens
         if differences := facts.differences(there):
             raise UsageError(
                 f"{folder} holds another recording: {'; '.join(differences)}. Take another folder, or delete this one"
@@ -99,10 +101,8 @@ class TraceWriter:
         for left in self.folder.rglob("*.partial"):  # of a chunk that was being written when the process was killed
             left.unlink()
 
-    @property
-    def band(self) -> int:
-        """The tokens of every `append` must be a multiple of it, except for the last."""
-        return self._array.chunks.tokens
+    band: int
+    """The tokens of every `append` must be a multiple of it, except for the last."""
 
     @property
     def complete(self) -> bool:
@@ -117,10 +117,10 @@ class TraceWriter:
         """
         stop = first + weights.shape[2]
         expected = (*self.facts.shape[:2], weights.shape[2], stop)
-        if weights.shape != expected or weights.dtype != self._array.dtype:
+        if weights.shape != expected or weights.dtype.name != self.facts.dtype:
             raise UsageError(
                 f"weights are {list(weights.shape)} of {weights.dtype}; "
-                f"{list(expected)} of {self._array.dtype} come next"
+                f"{list(expected)} of {self.facts.dtype} come next"
             )
         if first != self.recorded or stop > len(self.facts.tokens):
             raise UsageError(
@@ -130,6 +130,8 @@ class TraceWriter:
         if stop % self.band and stop < len(self.facts.tokens):
             raise UsageError(f"{weights.shape[2]} tokens are no whole bands of {self.band}")
         with _storing(self.folder, self.recorded, len(self.facts.tokens)):
+            if self._array is None:
+                self._array = Triangle.create(self.folder, self.facts.shape, self.facts.dtype, self.facts.attributes(0))
             self._array.write(first, weights)
             self._array.set("recorded", stop)
         self.recorded = stop

@@ -64,14 +64,18 @@ class Triangle:
         self.shape: tuple[int, int, int, int] = tuple(array.shape)
         self.dtype: np.dtype[Any] = array.dtype
 
+    @staticmethod
+    def fitting(shape: tuple[int, int, int, int], dtype: str) -> Chunks:
+        """The chunks that a new array gets."""
+        layers, heads, tokens, _ = shape
+        return Chunks.fitting(layers=layers, heads=heads, tokens=tokens, itemsize=np.dtype(dtype).itemsize)
+
     @classmethod
     def create(
         cls, folder: Path, shape: tuple[int, int, int, int], dtype: str, attributes: Mapping[str, Any]
     ) -> Triangle:
         """A new array in a folder that is empty or not there."""
-        zarr = _zarr()
-        layers, heads, tokens, _ = shape
-        chunks = Chunks.fitting(layers=layers, heads=heads, tokens=tokens, itemsize=np.dtype(dtype).itemsize)
+        zarr, chunks = require_zarr(), cls.fitting(shape, dtype)
         blosc = zarr.codecs.BloscCodec(cname="lz4", clevel=5, shuffle="bitshuffle", typesize=np.dtype(dtype).itemsize)
         array = zarr.create_array(
             store=str(folder),
@@ -89,7 +93,7 @@ class Triangle:
     @classmethod
     def open(cls, folder: Path, *, write: bool = False) -> Triangle:
         """The array in a folder that has one. Raises InputFileError when zarr cannot make sense of it."""
-        zarr = _zarr()
+        zarr = require_zarr()
         try:
             array = zarr.open_array(
                 store=str(folder), mode="r+" if write else "r", zarr_format=3, config={"write_empty_chunks": True}
@@ -182,7 +186,8 @@ class Triangle:
         return None
 
 
-def _zarr() -> Any:
+def require_zarr() -> Any:
+    """The module. Raises MissingExtra when it is not installed."""
     try:
         import zarr
         import zarr.codecs

@@ -25,7 +25,7 @@ SUMS, VOTES, LATEST, POOLED, HASH = range(5)
 
 INFINITE = np.uint32(0x7F800000)
 MINUS_ZERO = np.uint32(0x80000000)
-FEW = 16
+FEW = 8
 """How many more than the heavy hitters may be sorted out one by one."""
 
 
@@ -201,23 +201,23 @@ def find_heavy(weights, first, heavy):
 
     Returns row and index of a step with a weight that is none, after which `heavy` means nothing; else -1, -1.
     """
-    width = weights.shape[2]
-    fours, sixteens = np.empty(width // 4 + 1, dtype=np.uint32), np.empty(width // 16 + 1, dtype=np.uint32)
-    places, reaching = np.empty(width + 16, dtype=np.int32), np.empty(width + 16, dtype=np.uint32)
+    room = weights.shape[2] + 8
+    reaches, eights = np.empty(room, dtype=np.uint8), np.empty(room, dtype=np.int32)
+    places, reaching = np.empty(room, dtype=np.int32), np.empty(room, dtype=np.uint32)
     for row in range(len(weights)):
         guess = np.uint32(0)
         for index in range(weights.shape[1]):
             step = first + index
             keys = weights[row, index].view(np.uint32)[: step + 1]
-            blocks = sixteens[: quarter(fours[: quarter(keys, fours)], sixteens)]
-            if largest(blocks) >= INFINITE:
+            top = largest(keys)
+            if top >= INFINITE:
                 keys = without_minus_zero(keys)
-                blocks = sixteens[: quarter(fours[: quarter(keys, fours)], sixteens)]
-                if largest(blocks) >= INFINITE:
+                top = largest(keys)
+                if top >= INFINITE:
                     return row, index
             keys, wanted = keys[:step], min(step, HEAVY_HITTERS)
-            low = narrow(keys, wanted, np.int64(largest(blocks)) + 1, np.int64(guess))
-            found = collect(keys, blocks, low, places)
+            low = narrow(keys, wanted, np.int64(top) + 1, np.int64(guess))
+            found = collect(keys, low, reaches, eights, places)
             for item in range(found):
                 reaching[item] = keys[places[item]]
             guess = threshold(reaching[:found], wanted)
@@ -242,20 +242,6 @@ def without_minus_zero(keys):
         if mended[place] == MINUS_ZERO:
             mended[place] = 0
     return mended
-
-
-@compiled
-def quarter(values, largest_of_four):
-    """The largest of every four values; returns how many that gives."""
-    full = len(values) // 4
-    for block in range(full):
-        largest_of_four[block] = max(
-            max(values[4 * block], values[4 * block + 1]), max(values[4 * block + 2], values[4 * block + 3])
-        )
-    if 4 * full == len(values):
-        return full
-    largest_of_four[full] = largest(values[4 * full :])
-    return full + 1
 
 
 @compiled
@@ -291,22 +277,25 @@ def count_from(keys, low):
 
 
 @compiled
-def collect(keys, blocks, low, places):
+def collect(keys, low, reaches, eights, places):
     """The places of all keys that reach `low`, ascending; returns how many.
 
-    Every place is written down, and counted only if it reaches: processors guess wrong at branches like these.
+    Eight at a time are looked at, and one at a time only among eights with one that reaches. Every place is written
+    down, and counted if it reaches: processors guess wrong at branches like these.
     """
-    chosen, found = np.empty(len(blocks) + 1, dtype=np.int32), np.uint64(0)
-    for block in range(len(blocks)):
-        chosen[found] = block
-        found += np.uint64(blocks[block] >= low)
-    chosen, found = chosen[:found], np.uint64(0)
-    for item in range(len(chosen)):
-        start = 16 * chosen[item]
-        block = keys[start : start + 16]
-        for offset in range(len(block)):
+    for place in range(len(keys)):
+        reaches[place] = keys[place] >= low
+    whole = (len(keys) + 7) // 8
+    reaches[len(keys) : 8 * whole] = 0
+    words, chosen, found = reaches[: 8 * whole].view(np.uint64), np.uint64(0), np.uint64(0)
+    for eight in range(whole):
+        eights[chosen] = eight
+        chosen += np.uint64(words[eight] != 0)
+    for item in range(np.int64(chosen)):
+        start = 8 * np.int64(eights[item])
+        for offset in range(8):
             places[found] = start + offset
-            found += np.uint64(block[offset] >= low)
+            found += np.uint64(reaches[start + offset])
     return np.int64(found)
 
 

@@ -12,8 +12,6 @@ import json
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ import psutil
 import torch
 from transformers import DynamicCache
 
+from bench.clock import take, timed
 from bench.rivals import ConcatAndSlice, RotateAll
 from headwater.bench.conversation import load
 from headwater.bench.machine import hardware, now, versions
@@ -66,13 +65,6 @@ class RingStep:
         for layer in range(LAYERS):
             self.ring.update(layer, keys, keys)
         self.ring.commit()
-
-
-def timed(action: Callable[[], Any]) -> float:
-    """Seconds that the action takes."""
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
 
 
 def update_costs(steps: int) -> dict[str, Any]:
@@ -266,13 +258,6 @@ def main() -> None:
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(json.dumps({name: value for name, value in report.items() if isinstance(value, float)}))
-
-
-def take(figures: dict[str, Any], new: dict[str, Any]) -> None:
-    """Add new figures and print them."""
-    figures.update(new)
-    for name, value in new.items():
-        print(f"{name}: {value:.6g}" if isinstance(value, float) else f"{name}: {value}", flush=True)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bench.clock import peak_bytes, take, timed
 from headwater.bench.machine import hardware, now, versions
 from headwater.bench.recording import MEMORY_BYTES, Text, read_text, record
 from headwater.cache.adapter import stock_cache
@@ -29,14 +28,6 @@ from headwater.engines import open_engine
 TEXT = Path(__file__).parent / "data" / "voyage_of_the_beagle.txt"
 TOKENS = 2048
 LENGTHS = (1024, 2048)
-
-
-def timed(action: Callable[[], Any]) -> float:
-    """Seconds that the action takes, with nothing left to write from before."""
-    os.sync()
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
 
 
 def measure(*, model: str = "smollm2", tokens: int = TOKENS, rounds: int = 5) -> dict[str, Any]:
@@ -68,12 +59,11 @@ def cost(engine: Any, text: Text, tokens: int, rounds: int) -> dict[str, Any]:
     for _ in range(rounds):
         seconds["at once"].append(timed(at_once))
         seconds["in chunks"].append(timed(in_chunks))
+        os.sync()
         with tempfile.TemporaryDirectory() as folder:
             trace = Path(folder) / "trace"
             seconds["recording"].append(timed(lambda trace=trace: record(engine, text, trace, tokens=tokens)))
-            start = time.perf_counter()
-            os.sync()
-            seconds["until the disk has it"].append(time.perf_counter() - start)
+            seconds["until the disk has it"].append(timed(os.sync))
             stored = sum(file.stat().st_size for file in trace.rglob("*") if file.is_file())
     median = {name: statistics.median(values) for name, values in seconds.items()}
     forward = min(median["at once"], median["in chunks"])
@@ -127,15 +117,7 @@ def grow(model: str, tokens: int) -> int:
     text = read_text(engine, TEXT)
     with tempfile.TemporaryDirectory() as folder:
         record(engine, text, Path(folder) / "first", tokens=16)
-        before = _resident("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
-        record(engine, text, Path(folder) / "trace", tokens=tokens)
-        return _resident("VmHWM") - before
-
-
-def _resident(name: str) -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
-    return int(line.split()[1]) * 1024
+        return peak_bytes(lambda: record(engine, text, Path(folder) / "trace", tokens=tokens))
 
 
 def _copy_bytes_per_s() -> float:
@@ -157,9 +139,8 @@ def main() -> None:
         print(json.dumps(grow(options.model, options.grow)))
         return
     print(f"{now()} {hardware()}\n{versions()}, {torch.get_num_threads()} threads")
-    figures = measure(model=options.model, tokens=options.tokens, rounds=options.rounds)
-    for name, value in figures.items():
-        print(f"{name}: {value:.6g}" if isinstance(value, float) else f"{name}: {value}")
+    figures: dict[str, Any] = {}
+    take(figures, measure(model=options.model, tokens=options.tokens, rounds=options.rounds))
     print(json.dumps({name: value for name, value in figures.items() if isinstance(value, int | float)}))
 
 

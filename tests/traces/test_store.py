@@ -8,7 +8,7 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,8 +16,8 @@ import zarr
 
 from headwater.errors import InputFileError, MissingExtra, UsageError
 from headwater.traces import Head
-from headwater.traces.store import RecordedTrace, TraceWriter, extract, widen
-from headwater.traces.zarray import Chunks
+from headwater.traces.store import RecordedTrace, TraceWriter, extract
+from headwater.traces.zarray import Chunks, widen
 from tests.traces.recordings import append, facts, record, weights
 
 LONG = 1100
@@ -100,7 +100,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_it_is_an_array_that_plain_zarr_reads(long: tuple[RecordedTrace, np.ndarray]):
     trace, whole = long
-    array = zarr.open_array(store=str(trace.folder), mode="r")
+    array = cast(Any, zarr.open_array(store=str(trace.folder), mode="r"))
     np.testing.assert_array_equal(array[:], whole)
     described = json.loads((trace.folder / "zarr.json").read_text())
     assert described["dimension_names"] == ["layer", "head", "token", "position"]
@@ -117,23 +117,21 @@ def test_chunks_above_the_diagonal_have_no_file(long: tuple[RecordedTrace, np.nd
     assert not list(trace.folder.rglob("*.partial"))
 
 
-@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize(
     ("layers", "heads", "tokens"), [(30, 9, 2048), (30, 9, 4096), (30, 9, 8192), (32, 32, 8192), (1, 1, 300), (2, 3, 2)]
 )
-def test_a_band_of_all_rows_fits_the_chunk_that_a_reader_takes(layers: int, heads: int, tokens: int, itemsize: int):
-    chunks = Chunks.fitting(layers=layers, heads=heads, tokens=tokens, itemsize=itemsize)
+def test_a_band_of_all_rows_fits_the_chunk_that_a_reader_takes(layers: int, heads: int, tokens: int, dtype: str):
+    chunks = Chunks.fitting((layers, heads, tokens, tokens), dtype)
     assert chunks.positions % chunks.tokens == 0
     assert chunks.tokens == 1 or chunks.tokens * layers * heads * tokens * 4 <= 64 << 20
-    assert chunks.layers * chunks.heads * chunks.tokens * chunks.positions * itemsize <= 2 << 20
+    assert np.prod(chunks.shape) * np.dtype(dtype).itemsize <= 2 << 20
 
 
 def test_half_precision_widens_exactly():
     every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     for given in (every[:0x7C00], every[0x7C00:], every, every.astype(np.float32)):  # finite and positive; the rest
-        out = np.empty(given.shape, dtype=np.float32)
-        widen(given, out)
-        np.testing.assert_array_equal(out.view(np.uint32), given.astype(np.float32).view(np.uint32))
+        np.testing.assert_array_equal(widen(given).view(np.uint32), given.astype(np.float32).view(np.uint32))
 
 
 # A recording that is not finished.
@@ -179,6 +177,12 @@ def test_nothing_recorded_yet_is_refused_and_can_go_on(tmp_path: Path):
     with pytest.raises(InputFileError, match=r"holds 0 of 300 tokens, which is no step yet; .* the same command"):
         RecordedTrace(tmp_path / "trace")
     assert TraceWriter(tmp_path / "trace", facts()).recorded == 0
+
+
+def test_a_recording_killed_while_its_folder_was_made_can_begin_again(tmp_path: Path):
+    (tmp_path / "zarr.12ab.partial").write_bytes(b'{"shape": [')
+    trace = record(tmp_path, facts(), weights(facts()))
+    assert trace.complete
 
 
 @pytest.mark.parametrize(
@@ -262,7 +266,7 @@ def test_a_damaged_chunk_is_refused_by_name(copy: Path, kind: str):
 
 def test_a_missing_chunk_is_refused_by_name_and_is_not_zeros(copy: Path):
     chunk_file(copy).unlink()
-    with pytest.raises(InputFileError, match=f"{chunk_file(copy)} is missing: weights of tokens .* are lost"):
+    with pytest.raises(InputFileError, match=f"{chunk_file(copy)} is missing, and with it weights of the trace"):
         RecordedTrace(copy).whole()
 
 
@@ -346,10 +350,13 @@ def other_rank(folder: Path) -> None:
     zarr.create_array(store=str(folder), shape=(3, 3), dtype="float32", attributes=described["attributes"])
 
 
-def no_codec(folder: Path) -> None:
-    described = json.loads((folder / "zarr.json").read_text())
-    described["codecs"][1]["name"] = "of tomorrow"
-    (folder / "zarr.json").write_text(json.dumps(described))
+def codec(name: str, **configuration: Any) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        described = json.loads((folder / "zarr.json").read_text())
+        described["codecs"][1] = {"name": name, "configuration": configuration}
+        (folder / "zarr.json").write_text(json.dumps(described))
+
+    return change
 
 
 @pytest.mark.parametrize(
@@ -363,9 +370,21 @@ def no_codec(folder: Path) -> None:
         (metadata(""), "zarr.json cannot be read"),
         (foreign_array, "no trace that Headwater recorded"),
         (other_rank, "an array of 2 dimensions; a trace has 4"),
-        (no_codec, "zarr.json does not describe a Zarr array"),
+        (codec("of tomorrow"), "zarr.json does not describe a Zarr array"),
+        (codec("zstd", level=1, checksum=False), r"other codecs than a trace has .*: bytes, zstd, crc32c"),
     ],
-    ids=["no folder", "empty", "a file", "cut", "a list", "blank", "foreign", "two dimensions", "unknown codec"],
+    ids=[
+        "no folder",
+        "empty",
+        "a file",
+        "cut",
+        "a list",
+        "blank",
+        "foreign",
+        "two dimensions",
+        "unknown codec",
+        "other codec",
+    ],
 )
 def test_what_is_no_trace_is_refused_by_name(copy: Path, make: Callable[[Path], object], words: str):
     make(copy)

@@ -17,7 +17,7 @@ from jaxtyping import Float, Float32
 from headwater.errors import InputFileError, TraceNotStored, UsageError
 from headwater.traces.facts import TraceFacts, check_format, read_facts
 from headwater.traces.trace import CHUNK_BYTES, Chunk, Head, Trace, steps_per_chunk
-from headwater.traces.zarray import METADATA, Triangle, require_zarr
+from headwater.traces.zarray import METADATA, UNFINISHED, Chunks, Triangle, require_zarr
 
 
 class RecordedTrace(Trace):
@@ -68,11 +68,7 @@ class RecordedTrace(Trace):
     def read(self, tokens: range, out: Float32[np.ndarray, "layers heads tokens positions"]) -> None:
         """What consecutive tokens paid, the first token among them if it is asked for; `out` ends with the last's
         position. Raises InputFileError for a damaged or missing file, naming it."""
-        for some in self._array.layer_groups():
-            for rows, part in self._array.read(some, tokens):
-                target = out[some, :, rows.start - tokens.start : rows.stop - tokens.start]
-                target[..., part.shape[3] :] = 0
-                widen(part, target[..., : part.shape[3]])
+        self._array.read(tokens, out)
 
 
 class TraceWriter:
@@ -83,13 +79,16 @@ class TraceWriter:
     recording, naming what differs, MissingExtra without zarr.
     """
 
+    band: int
+    """The tokens of every `append` must be a multiple of it, except for the last."""
+
     def __init__(self, folder: Path | str, facts: TraceFacts) -> None:
         self.folder, self.facts = Path(folder), facts
         self._array: Triangle | None = None
         self.recorded = 0
         if not self._begun():
             require_zarr()
-            self.band = Triangle.fitting(facts.shape, facts.dtype).tokens
+            self.band = Chunks.fitting(facts.shape, facts.dtype).tokens
             return
         self._array, there, self.recorded = _open(self.folder, write=True)
         self.band = self._array.chunks.tokens
@@ -98,11 +97,8 @@ class TraceWriter:
                 f"{folder} holds another recording: {'; '.join(differences)}. Take another folder, or delete this one"
             )
         self.facts = there
-        for left in self.folder.rglob("*.partial"):  # of a chunk that was being written when the process was killed
+        for left in self.folder.rglob(f"*{UNFINISHED}"):
             left.unlink()
-
-    band: int
-    """The tokens of every `append` must be a multiple of it, except for the last."""
 
     @property
     def complete(self) -> bool:
@@ -140,9 +136,13 @@ class TraceWriter:
         """Whether the folder holds an array already."""
         if (self.folder / METADATA).exists():
             return True
-        if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+        if self.folder.exists() and not (self.folder.is_dir() and all(map(_is_unfinished, self.folder.iterdir()))):
             raise InputFileError(f"{self.folder} is there already and is no recorded trace; take another folder")
         return False
+
+
+def _is_unfinished(path: Path) -> bool:
+    return path.suffix == UNFINISHED
 
 
 def extract(
@@ -169,21 +169,6 @@ def extract(
         trace.read(range(first, stop), weights)
         writer.append(first, weights[rows].astype(facts.dtype))
     return RecordedTrace(folder)
-
-
-def widen(given: Float[np.ndarray, "..."], out: Float32[np.ndarray, "..."]) -> None:
-    """Copy weights into float32, exactly.
-
-    NumPy converts half precision element by element; for numbers that are finite and not negative, moving the bits and
-    scaling does the same at 20 times the speed.
-    """
-    if given.dtype != np.float16 or given.view(np.uint16).max(initial=0) >= 0x7C00:
-        out[...] = given
-        return
-    bits = out.view(np.uint32)
-    bits[...] = given.view(np.uint16)
-    np.left_shift(bits, 13, out=bits)
-    np.multiply(out, np.float32(2.0**112), out=out)
 
 
 def _open(folder: Path, *, write: bool = False) -> tuple[Triangle, TraceFacts, int]:

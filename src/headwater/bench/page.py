@@ -24,6 +24,7 @@ p {{ max-width: 46rem; margin: 0.5rem 0; }}
 ul {{ max-width: 46rem; padding-left: 1.2rem; margin: 0.5rem 0; }}
 li {{ margin: 0.3rem 0; }}
 .wide {{ overflow-x: auto; }}
+pre {{ padding: 0.6rem 0.9rem; background: var(--panel); border-radius: 8px; font-size: 0.9rem; max-width: 46rem; }}
 table {{ border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }}
 th, td {{ padding: 0.45rem 0.7rem; text-align: right; border-bottom: 1px solid var(--grid); }}
 th {{ vertical-align: bottom; font-weight: 600; color: var(--quiet); line-height: 1.25; }}
@@ -59,6 +60,11 @@ def heading(text: str) -> str:
 def paragraph(text: str) -> str:
     """A paragraph."""
     return f"<p>{escape(text)}</p>"
+
+
+def code(text: str) -> str:
+    """A command to copy, on a line of its own, which scrolls by itself on a narrow screen."""
+    return f'<pre class="wide"><code>{escape(text)}</code></pre>'
 
 
 def bullets(items: Sequence[str]) -> str:

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 import click
 
 from headwater import __version__
-from headwater.cli import chat, measure, models, policies, replay, trace
+from headwater.cli import advise, chat, measure, models, policies, replay, trace
 from headwater.cli.options import Commands, Door, debug
 from headwater.errors import HeadwaterError, UsageError
 
 COMMANDS: tuple[click.Command, ...] = (
+    advise.advise,
     chat.chat,
     measure.compare,
     measure.stream,

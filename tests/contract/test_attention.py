@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headwater.engines.base import Engine
-from headwater.errors import ContextFull, UsageError
+from headwater.errors import ContextFull, UnsupportedCall, UsageError
 from headwater.policies.window import Window
 
 TEXT = np.random.default_rng(3).integers(0, 256, 100).tolist()
@@ -25,6 +25,15 @@ def watched(engine: Engine, tokens: list[int] = TEXT, **options: Any) -> np.ndar
         assert positions == block.first + count
         whole[:, :, block.first : block.first + count, :positions] = block.weights
     return whole
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shown(engine: Engine) -> None:
+    """An engine may show no attention at all; then it says so."""
+    try:
+        engine.attention_layers()
+    except UnsupportedCall as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")

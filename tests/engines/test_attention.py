@@ -67,6 +67,8 @@ def test_the_weights_are_those_of_eager_attention(family: str):
     assert expected.max(axis=-1).mean() > 0.05, "attention so flat proves little"
     opened = engine(calm(tiny.build(family)))
     assert opened.attention_heads() == expected.shape[:2]
+    way = attention._as_returned if family == "bloom" else attention._through_the_interface
+    assert cast(Any, opened._watcher)._way is way
     for block in (1, 7, 64, TOKENS):
         np.testing.assert_allclose(watched(opened, block=block), expected, rtol=0, atol=1e-6, err_msg=str(block))
 

@@ -17,7 +17,7 @@ import zarr
 from headwater.errors import InputFileError, MissingExtra, UsageError
 from headwater.traces import Head
 from headwater.traces.store import RecordedTrace, TraceWriter, extract
-from headwater.traces.zarray import Chunks, widen
+from headwater.traces.zarray import Chunks, _Codecs, widen
 from tests.traces.recordings import append, facts, record, weights
 
 LONG = 1100
@@ -61,6 +61,18 @@ def test_chunks_of_any_size_say_the_same_and_stay_within_it(long: tuple[Recorded
         np.testing.assert_array_equal(chunk.weights, expected[:, chunk.first : chunk.steps.stop, :positions])
         step = chunk.steps.stop
     assert step == LONG
+
+
+def test_no_file_is_read_twice_unless_a_chunk_is_smaller_than_a_band(
+    long: tuple[RecordedTrace, np.ndarray], monkeypatch: pytest.MonkeyPatch
+):
+    trace, _ = long
+    read = list[Path]()
+    decode = _Codecs.decode
+    monkeypatch.setattr(_Codecs, "decode", lambda self, file: read.append(file) or decode(self, file))
+    for _ in trace.chunks(6 * LONG * 4 * 100):  # 100 steps, and 64 lie together
+        pass
+    assert len(read) == len(set(read)) == sum(path.is_file() for path in (trace.folder / "c").rglob("*"))
 
 
 def test_reading_takes_one_chunk_and_little_beside_it(long: tuple[RecordedTrace, np.ndarray]):
@@ -130,7 +142,7 @@ def test_a_band_of_all_rows_fits_the_chunk_that_a_reader_takes(layers: int, head
 
 def test_half_precision_widens_exactly():
     every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
-    for given in (every[:0x7C00], every[0x7C00:], every, every.astype(np.float32)):  # finite and positive; the rest
+    for given in (every[:0x7C00], every[0x7C00:0x8000], every[0x8000:], every, every.astype(np.float32)):
         np.testing.assert_array_equal(widen(given).view(np.uint32), given.astype(np.float32).view(np.uint32))
 
 
@@ -151,8 +163,9 @@ def test_a_recording_goes_on_where_it_ended_and_ends_up_the_same(tmp_path: Path)
     whole = weights(of)
     append(TraceWriter(tmp_path / "once", of), whole, 300)
     append(TraceWriter(tmp_path / "twice", of), whole, 128)
-    (tmp_path / "twice" / "c" / "0" / "0" / "2" / "0.1234.partial").parent.mkdir(parents=True)
-    (tmp_path / "twice" / "c" / "0" / "0" / "2" / "0.1234.partial").write_bytes(b"killed here")
+    (tmp_path / "twice" / "zarr.1234.partial").write_bytes(b"killed here")
+    (tmp_path / "twice" / "c" / "0" / "0" / "2").mkdir(parents=True)
+    (tmp_path / "twice" / "c" / "0" / "0" / "2" / "0").write_bytes(b"and here")
     writer = TraceWriter(tmp_path / "twice", replace(of, created="later", headwater="9.9"))
     assert writer.recorded == 128
     append(writer, whole, 300)

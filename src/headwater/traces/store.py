@@ -97,7 +97,7 @@ class TraceWriter:
                 f"{folder} holds another recording: {'; '.join(differences)}. Take another folder, or delete this one"
             )
         self.facts = there
-        for left in self.folder.rglob(f"*{UNFINISHED}"):
+        for left in self.folder.glob(f"*{UNFINISHED}"):
             left.unlink()
 
     @property

@@ -24,7 +24,7 @@ from headwater.traces.trace import CHUNK_BYTES
 
 METADATA = "zarr.json"
 UNFINISHED = ".partial"
-"""How the name of a file ends while it is written; zarr uses the same."""
+"""How the name of the metadata ends while zarr writes it."""
 FILE_BYTES = 2 << 20
 """About how large a chunk is before it is compressed."""
 NARROWEST = 512
@@ -132,7 +132,10 @@ class Triangle:
         self._array.attrs[name] = value
 
     def write(self, first: int, weights: Float[np.ndarray, "layers heads tokens positions"]) -> None:
-        """Whole bands of tokens, or the last ones, from `first` on; `positions` ends with the last of the tokens."""
+        """Whole bands of tokens, or the last ones, from `first` on; `positions` ends with the last of the tokens.
+
+        A file that is cut off here belongs to no band that is said to be recorded.
+        """
 
         def store(place: Place) -> None:
             rows = slice(place.tokens.start - first, place.tokens.stop - first)
@@ -143,9 +146,7 @@ class Triangle:
                 chunk[: part.shape[0], :, : part.shape[2], : part.shape[3]] = part
             file = self._file(place)
             file.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = file.with_name(file.name + UNFINISHED)
-            unfinished.write_bytes(self._codecs.encode(chunk))
-            os.replace(unfinished, file)
+            file.write_bytes(self._codecs.encode(chunk))
 
         self._each(range(first, first + weights.shape[2]), store)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import numpy as np
@@ -212,6 +213,17 @@ def test_the_rest_of_the_program_may_run_the_model_while_it_is_watched():
     torch.testing.assert_close(inside[1], before, rtol=0, atol=1e-4)
 
 
+def test_two_threads_that_watch_one_model_see_their_own():
+    """The second one used to take the switched implementation for the model's own, and left it behind."""
+    model = tiny.build("llama")
+    texts = [tiny.tokens(TOKENS, seed=seed) for seed in range(4)]
+    expected = [watched(engine(model), text, block=5) for text in texts]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda text: watched(engine(model), text, block=5), texts))
+    np.testing.assert_array_equal(found, expected)
+    assert traces_left(model) == []
+
+
 @pytest.mark.parametrize("mask", ["none", "bool"])
 def test_masks_of_another_implementation_are_understood(mask: str):
     """A forward pass that began before the switch hands over the mask that it was given."""
@@ -278,6 +290,13 @@ def test_a_model_without_any_attention_is_refused():
         opened.attention_heads()
     with pytest.raises(UnsupportedCall, match="does not show its attention"):
         opened.attention([1, 2])
+
+
+def test_weights_that_are_returned_for_some_layers_only_are_nobodys():
+    model = tiny.build("bloom")
+    model.config.num_hidden_layers = 5
+    with pytest.raises(UnsupportedCall, match="does not show its attention"):
+        engine(model).attention_heads()
 
 
 def test_attention_that_ours_does_not_reproduce_is_not_shown(monkeypatch: pytest.MonkeyPatch):

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from itertools import accumulate
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,10 @@ Way = Callable[..., Any]
 """Runs a forward pass of a model and shows its weights to a sink: `way(model, sink, **arguments of the model)`."""
 
 Weights = np.ndarray[Any, np.dtype[np.floating[Any]]]
+
+_switched = Lock()
+"""Held while a model's implementation is switched: of two threads that watch one model, the second would take the
+switched name for the model's own, and put that back."""
 
 _sink: ContextVar[Sink | None] = ContextVar("headwater_attention_sink", default=None)
 
@@ -106,20 +111,22 @@ def _through_the_interface(model: Any, sink: Sink, **call: Any) -> Any:
     if NAME not in ALL_ATTENTION_FUNCTIONS.valid_keys():
         ALL_ATTENTION_FUNCTIONS.register(NAME, watched_attention)
         ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, eager_mask)
-    before, token = config._attn_implementation, _sink.set(sink)
-    config._attn_implementation = NAME
-    try:
-        return model(**call)
-    finally:
-        config._attn_implementation = before
-        _sink.reset(token)
+    with _switched:
+        before, token = config._attn_implementation, _sink.set(sink)
+        config._attn_implementation = NAME
+        try:
+            return model(**call)
+        finally:
+            config._attn_implementation = before
+            _sink.reset(token)
 
 
 def _as_returned(model: Any, sink: Sink, **call: Any) -> Any:
     """A forward pass of a model that computes attention by itself and returns the weights of all layers."""
     output = model(output_attentions=True, **call)
-    for layer, weights in enumerate(getattr(output, "attentions", None) or ()):
-        if weights is not None:
+    returned = getattr(output, "attentions", None) or ()
+    if len(returned) == model.config.get_text_config(decoder=True).num_hidden_layers:  # or nobody knows whose they are
+        for layer, weights in enumerate(returned):
             sink(layer, weights[0])
     return output
 

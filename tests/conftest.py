@@ -6,10 +6,11 @@ from hypothesis import settings
 from jaxtyping import install_import_hook
 
 # Shapes are checked where tensors live, and only here: a checked call costs fifty times a plain one.
-# Left out: policies that can be made. There a parameter of the wrong type would never reach the refusal under test.
+# Left out: what can be made, policies and traces. There a parameter of the wrong type would never reach the refusal.
 CACHE = ("cache.bank", "cache.ring", "cache.probe", "cache.ledger")
 POLICIES = ("policies.base", "policies.signals", "policies.protection", "policies.pooled_history")
-install_import_hook([f"headwater.{room}" for room in CACHE + POLICIES], "beartype.beartype")
+TRACES = ("traces.result", "traces.heavy", "traces.window_run")
+install_import_hook([f"headwater.{room}" for room in CACHE + POLICIES + TRACES], "beartype.beartype")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

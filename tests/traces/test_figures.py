@@ -143,14 +143,15 @@ def test_with_room_for_all_nothing_is_lost() -> None:
         assert (out.retained_attention_mass, out.heavy_hitter_recall, out.eviction_calls) == (1, 1, 0)
 
 
-def test_of_equal_weights_the_lower_positions_are_heavy() -> None:
+@pytest.mark.parametrize("by_rule", [False, True])
+def test_of_equal_weights_the_lower_positions_are_heavy(by_rule: bool) -> None:
     """60 positions have the same weight, so the heavy hitters are 0 to 31, and a window of 10 has lost most of them.
 
     Were it the higher positions, the window would have kept 10 of them at every step, and the recall would be another.
     """
     tokens = 61
     weights = np.tril(np.full((tokens, tokens), 0.25))
-    out = replay_all(ArrayTrace(weights), [policy("sliding-window", budget=10)])[0]
+    out = replay_all(ArrayTrace(weights), [policy("sliding-window", budget=10)], by_rule=by_rule)[0]
     kept = [
         sum(position in range(max(0, step - 10), step) for position in range(min(32, step))) for step in range(1, 61)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -173,6 +174,30 @@ class Reused(Trace):
             stop = min(first + count, self.tokens)
             random.random(out=space, dtype=np.float32)
             yield Chunk(first=first, weights=space[:, : stop - first])
+
+
+class Fresh(Reused):
+    """The same heads, every chunk an array of its own; notes whether the one before was let go of by then."""
+
+    def chunks(self, chunk_bytes: int = 1 << 26) -> Iterator[Chunk]:
+        before: weakref.ref[np.ndarray] | None = None
+        for chunk in super().chunks(chunk_bytes):
+            assert before is None or before() is None, "two chunks are in memory at the same time"
+            weights = chunk.weights.copy()
+            before = weakref.ref(weights)
+            yield Chunk(first=chunk.first, weights=weights)
+            del chunk, weights
+
+
+@pytest.mark.parametrize("by_rule", [False, True])
+def test_a_chunk_is_let_go_of_before_the_next_is_read(by_rule: bool) -> None:
+    trace = Fresh(9, 60)
+    replay_all(
+        trace,
+        [policy("tova", budget=9), policy("streaming-llm", budget=9)],
+        chunk_bytes=9 * 60 * 4 * 7,
+        by_rule=by_rule,
+    )
 
 
 def test_memory_stays_within_twice_the_chunk() -> None:

@@ -115,8 +115,7 @@ def still_held(heavy, left):
     """How many of the heavy hitters have not left."""
     count = 0
     for item in range(len(heavy)):
-        if heavy[item] >= 0 and left[heavy[item]] == len(left):
-            count += 1
+        count += (heavy[item] >= 0) & (left[max(heavy[item], 0)] == len(left))
     return count
 
 
@@ -248,22 +247,22 @@ def without_minus_zero(keys):
 def narrow(keys, wanted, high, probe):
     """A bound that at least `wanted` keys reach, and not many more unless they are equal; no key reaches `high`.
 
-    Moves away from the probe in growing steps until the threshold lies in between, and halves what is left.
+    Moves on from the probe by what it missed, further each time, and never past the middle of what is left.
     """
-    low, stride = np.int64(0), 1 << 20
+    low, apart = np.int64(0), 1 << 18
     while high - low > 1:
         if not low < probe < high:
             probe = (low + high) // 2
-        reaching = count_from(keys, np.uint32(probe))
-        if reaching >= wanted:
+        missed = count_from(keys, np.uint32(probe)) - wanted
+        if missed >= 0:
             low = probe
-            if reaching <= wanted + FEW:
+            if missed <= FEW:
                 break
-            probe = min(low + stride, (low + high) // 2)
+            probe = min(low + missed * apart, (low + high) // 2)
         else:
             high = probe
-            probe = max(high - stride, (low + high) // 2)
-        stride *= 2
+            probe = max(high + (missed - FEW // 2) * apart, (low + high) // 2)
+        apart *= 2
     return np.uint32(low)
 
 

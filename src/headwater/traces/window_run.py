@@ -98,7 +98,7 @@ def _measure(
     heavy: Int32[np.ndarray, "steps heavy"],
     pins: Int64[np.ndarray, "policies 1"],
     recent: Int64[np.ndarray, "policies 1"],
-) -> tuple[Float64[np.ndarray, "policies steps"], Int32[np.ndarray, "policies steps"]]:
+) -> tuple[Float64[np.ndarray, "policies steps"], Int64[np.ndarray, "policies steps"]]:
     """Mass and hits of consecutive steps of one row. What lies between the pins and the window was evicted."""
     running = np.zeros((weights.shape[0], weights.shape[1] + 1))
     # Beyond a step's own position there may be anything, which is summed and then not read.

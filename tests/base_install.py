@@ -18,10 +18,11 @@ MODULES = (
     "headwater.policies",
     "headwater.engines",
     "headwater.engines.fake",
+    "headwater.traces",
     "headwater.chat",
     "headwater.cli",
 )
-EXTRAS = ("torch", "transformers", "safetensors", "accelerate", "gguf", "matplotlib")
+EXTRAS = ("torch", "transformers", "safetensors", "accelerate", "gguf", "matplotlib", "numba", "zarr")
 
 
 def main() -> None:
@@ -39,6 +40,9 @@ def main() -> None:
 
     made = [hw.policy(name) for name in hw.POLICIES]
     check(all(field.name for policy in made for field in fields(policy)), "a policy has no parameters")
+
+    kept = hw.replay(hw.canonical_trace(tokens=64), "h2o", budget=40)
+    check((kept.way, kept.eviction_calls) == ("rule", 24), f"h2o was not replayed by its rule: {kept}")
 
     keys = np.zeros((1, 3, 100, 8))
     check(hw.sliding_window(keys, keys, window=32)[0].shape == (1, 3, 32, 8), "the textbook window kept something else")

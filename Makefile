@@ -66,7 +66,6 @@ demo: model ## compare the policies on the embedded model over a real conversati
 bench: model ## measure the cache, the replay, and perplexity over a long text (TEXT=FILE for another)
 	$(BIN)/python -m bench.cache
 	$(BIN)/python -m bench.replay
-	$(BIN)/python -m bench.replay
 	$(BIN)/headwater stream $(TEXT) --tokens 25000 --output docs/results/stream.json
 
 clean: ## remove the environment and everything that was made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,23 @@ def test_the_memory_is_kept_and_does_not_grow_with_the_square(tmp_path: Path):
     long = peak(engine, tmp_path / "long", 3000, memory_bytes)
     assert long < memory_bytes
     assert long < 3.5 * short
+
+
+def test_one_block_is_in_memory_at_a_time(tmp_path: Path):
+    last = list[weakref.ref[np.ndarray]]()
+
+    class Watching(FakeEngine):
+        def attention(self, *arguments: Any, **options: Any):
+            blocks = super().attention(*arguments, **options)
+            while (block := next(blocks, None)) is not None:
+                last.append(weakref.ref(block.weights))
+                handed = [block]
+                del block
+                yield handed.pop()
+                assert last[-1]() is None, "the block is still held while the next one is made"
+
+    record(Watching(), text(600), tmp_path / "trace")
+    assert len(last) == 5
 
 
 # Refusals, before anything is written.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,14 @@ def test_half_precision_is_the_same_rounded(engine: Engine, whole: np.ndarray):
 def test_blocks_can_be_kept(engine: Engine, whole: np.ndarray, tolerance: float):
     first, *_ = list(engine.attention(TEXT, block=30))
     np.testing.assert_allclose(first.weights, whole[:, :, :30, :30], rtol=0, atol=tolerance)
+
+
+def test_a_block_that_nobody_keeps_is_gone_before_the_next_is_made(engine: Engine):
+    run = engine.attention(TEXT, block=30)
+    block = next(run)
+    weights = weakref.ref(block.weights)
+    del block
+    assert weights() is None
 
 
 def test_one_token_pays_everything_to_itself(engine: Engine):

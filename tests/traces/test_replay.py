@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import psutil
 import pytest
 from numpy.typing import NDArray
 
@@ -201,20 +201,16 @@ def test_a_chunk_is_let_go_of_before_the_next_is_read(by_rule: bool) -> None:
 
 
 def test_memory_stays_within_twice_the_chunk() -> None:
-    """The chunk is part of it; the results, which stay, and the compiled code are not."""
+    """The chunk is part of it; the results, which stay, are not. What is counted are the arrays: what a process holds
+    tells little after other tests."""
     trace, size = Reused(64, 1200), 16 << 20
     replay(Reused(2, 40), "tova", budget=16)
-    before = psutil.Process().memory_info().rss
-    peak = 0
-
-    class Watched(Reused):
-        def chunks(self, chunk_bytes: int = 1 << 26) -> Iterator[Chunk]:
-            nonlocal peak
-            for chunk in super().chunks(chunk_bytes):
-                peak = max(peak, psutil.Process().memory_info().rss - before)
-                yield chunk
-
-    out = replay(Watched(trace.rows, trace.tokens), "tova", budget=256, chunk_bytes=size)
+    tracemalloc.start()
+    try:
+        out = replay(trace, "tova", budget=256, chunk_bytes=size)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
     kept = sum(array.nbytes for array in (out.mass, out.hits, out.left))
-    assert size < peak < 2 * size + kept
+    assert 0.9 * size < peak < 2 * size + kept
     assert out.way == "compiled"

@@ -12,8 +12,6 @@ from headwater.errors import InputFileError
 from headwater.traces.result import HEAVY_HITTERS
 from headwater.traces.trace import Chunk
 
-NONE_BAD = (-1, -1)
-
 
 def find_heavy(
     weights: Float32[np.ndarray, "rows steps positions"], first: int, heavy: Int32[np.ndarray, "rows steps heavy"]
@@ -31,7 +29,7 @@ def find_heavy(
             return int(bad.argmax()), index
         chosen = _largest(weights[:, index, :step], HEAVY_HITTERS)
         heavy[:, index, : chosen.shape[1]] = chosen
-    return NONE_BAD
+    return -1, -1
 
 
 def are_weights(values: Float32[np.ndarray, "*shape"]) -> Bool[np.ndarray, "*shape"]:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from headwater.traces.prefetch import ask_for
 from headwater.traces.result import HEAVY_HITTERS
 
 compiled = njit(nogil=True, cache=True, error_model="numpy")
@@ -27,6 +28,8 @@ INFINITE = np.uint32(0x7F800000)
 MINUS_ZERO = np.uint32(0x80000000)
 FEW = 8
 """How many more than the heavy hitters may be sorted out one by one."""
+APART = 1 << 18
+"""How far the bits of neighbours in rank are apart near the threshold, often: a thirtieth of an octave."""
 
 
 class Rule(NamedTuple):
@@ -75,6 +78,7 @@ def advance(rule, held, figures, weights, first, heavy):
         count = held.counts[row]
         for index in range(weights.shape[1]):
             step = first + index
+            ask_for_next(weights, row, index, step + 2)
             paid = weights[row, index]
             mass[step - 1] = look(paid, positions[:count], shown[:count]) + np.float64(paid[step])
             hits[step - 1] = still_held(heavy[row, index], left)
@@ -97,6 +101,15 @@ def advance(rule, held, figures, weights, first, heavy):
                 return step
         held.counts[row] = count
     return 0
+
+
+@compiled
+def ask_for_next(weights, row, index, count):
+    """Bring the first weights of the step after this one near while there is work to do on this one."""
+    if index + 1 < weights.shape[1]:
+        ask_for(weights[row, index + 1, :count])
+    elif row + 1 < len(weights):
+        ask_for(weights[row + 1, 0, :count])
 
 
 @compiled
@@ -201,36 +214,43 @@ def find_heavy(weights, first, heavy):
     Returns row and index of a step with a weight that is none, after which `heavy` means nothing; else -1, -1.
     """
     room = weights.shape[2] + 8
-    reaches, eights = np.empty(room, dtype=np.uint8), np.empty(room, dtype=np.int32)
-    places, reaching = np.empty(room, dtype=np.int32), np.empty(room, dtype=np.uint32)
+    marks, eights = np.empty(room, dtype=np.uint8), np.empty(room, dtype=np.int32)
+    places, marked = np.empty(room, dtype=np.int32), np.empty(room, dtype=np.uint32)
     for row in range(len(weights)):
         guess = np.uint32(0)
         for index in range(weights.shape[1]):
             step = first + index
-            keys = weights[row, index].view(np.uint32)[: step + 1]
-            top = largest(keys)
-            if top >= INFINITE:
-                keys = without_minus_zero(keys)
-                top = largest(keys)
-                if top >= INFINITE:
+            ask_for_next(weights, row, index, step + 2)
+            paid, wanted = weights[row, index, : step + 1].view(np.uint32), min(step, HEAVY_HITTERS)
+            low = np.uint32(max(np.int64(guess) - 2 * APART, 0))
+            top, count = mark(paid[:step], low, marks)
+            if max(top, paid[step]) >= INFINITE:
+                paid = without_minus_zero(paid)
+                top, count = mark(paid[:step], low, marks)
+                if max(top, paid[step]) >= INFINITE:
                     return row, index
-            keys, wanted = keys[:step], min(step, HEAVY_HITTERS)
-            low = narrow(keys, wanted, np.int64(top) + 1, np.int64(guess))
-            found = collect(keys, low, reaches, eights, places)
+            keys = paid[:step]
+            if not wanted <= count <= wanted + FEW:
+                low = narrow(keys, wanted, np.int64(top) + 1, np.int64(low) + (count - wanted) * APART)
+                mark(keys, low, marks)
+            found = collect(marks, step, eights, places)
             for item in range(found):
-                reaching[item] = keys[places[item]]
-            guess = threshold(reaching[:found], wanted)
-            emit(places[:found], reaching[:found], guess, wanted, heavy[row, index])
+                marked[item] = keys[places[item]]
+            guess = threshold(marked[:found], wanted)
+            emit(places[:found], marked[:found], guess, wanted, heavy[row, index])
     return -1, -1
 
 
 @compiled
-def largest(keys):
-    """The largest key, or 0."""
-    top = np.uint32(0)
+def mark(keys, low, marks):
+    """Mark the keys that reach `low`; returns the largest key, or 0, and how many are marked."""
+    top, count = np.uint32(0), np.uint32(0)
     for place in range(len(keys)):
+        reaches = keys[place] >= low
         top = max(top, keys[place])
-    return top
+        marks[place] = reaches
+        count = np.uint32(count + np.uint32(reaches))
+    return top, np.int64(count)
 
 
 @compiled
@@ -249,7 +269,7 @@ def narrow(keys, wanted, high, probe):
 
     Moves on from the probe by what it missed, further each time, and never past the middle of what is left.
     """
-    low, apart = np.int64(0), 1 << 18
+    low, apart = np.int64(0), APART
     while high - low > 1:
         if not low < probe < high:
             probe = (low + high) // 2
@@ -276,17 +296,15 @@ def count_from(keys, low):
 
 
 @compiled
-def collect(keys, low, reaches, eights, places):
-    """The places of all keys that reach `low`, ascending; returns how many.
+def collect(marks, count, eights, places):
+    """The places that are marked among the first `count`, ascending; returns how many.
 
-    Eight at a time are looked at, and one at a time only among eights with one that reaches. Every place is written
-    down, and counted if it reaches: processors guess wrong at branches like these.
+    Places are looked at eight at a time, and one at a time only where one of the eight is marked. What might be is
+    written down, and counted only if it is: processors guess wrong at branches like these.
     """
-    for place in range(len(keys)):
-        reaches[place] = keys[place] >= low
-    whole = (len(keys) + 7) // 8
-    reaches[len(keys) : 8 * whole] = 0
-    words, chosen, found = reaches[: 8 * whole].view(np.uint64), np.uint64(0), np.uint64(0)
+    whole = (count + 7) // 8
+    marks[count : 8 * whole] = 0
+    words, chosen, found = marks[: 8 * whole].view(np.uint64), np.uint64(0), np.uint64(0)
     for eight in range(whole):
         eights[chosen] = eight
         chosen += np.uint64(words[eight] != 0)
@@ -294,7 +312,7 @@ def collect(keys, low, reaches, eights, places):
         start = 8 * np.int64(eights[item])
         for offset in range(8):
             places[found] = start + offset
-            found += np.uint64(reaches[start + offset])
+            found += np.uint64(marks[start + offset])
     return np.int64(found)
 
 

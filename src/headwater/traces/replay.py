@@ -7,9 +7,10 @@ the weights come from, nor any rule.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from headwater.traces.window_run import WindowRun, spans_of
 __all__ = ["Replay", "replay", "replay_all", "replay_incremental"]
 
 FindHeavy = Callable[[np.ndarray, int, np.ndarray], tuple[int, int]]
+Item = TypeVar("Item")
 OpenKernel = Callable[[Trace, Policy[Any]], Run | None]
 
 
@@ -112,28 +114,37 @@ def _advance(trace: Trace, runs: Sequence[Run], given: Chunk, find: FindHeavy, p
     """Take the runs through one chunk, as many parts at the same time as there are threads."""
     chunk = Chunk(first=given.first, weights=np.ascontiguousarray(given.weights, dtype=np.float32))
     heavy: Heavy = np.empty((*chunk.weights.shape[:2], HEAVY_HITTERS), dtype=np.int32)
-    parts = pieces(trace, by_layer=False)
-    # Weights that were just looked through are still near, so runs that are cut alike follow at once.
-    near = [run for run in runs if run.parts == parts] if len(parts) > 1 else []
+    bad = list[tuple[int, int]]()
 
-    def look(part: int) -> tuple[int, int]:
-        rows = parts[part]
-        found = find(chunk.weights[rows], chunk.first, heavy[rows])
-        if found == plain.NONE_BAD:
-            for run in near:
-                run.advance(part, chunk, heavy)
-        return found
-
-    for rows, (row, index) in zip(parts, pool.map(look, range(len(parts))), strict=True):
+    def look(rows: slice) -> None:
+        row, index = find(chunk.weights[rows], chunk.first, heavy[rows])
         if index >= 0:
-            raise plain.not_a_weight(trace.name, chunk, rows.start + row, index)
+            bad.append((rows.start + row, index))
 
     def advance(job: tuple[Run, int]) -> None:
         run, part = job
         run.advance(part, chunk, heavy)
 
-    for _ in pool.map(advance, [(run, part) for run in runs if run not in near for part in range(len(run.parts))]):
-        pass
+    _share(look, pieces(trace, by_layer=False), pool)
+    if bad:
+        raise plain.not_a_weight(trace.name, chunk, *min(bad))
+    _share(advance, [(run, part) for run in runs for part in range(len(run.parts))], pool)
+
+
+def _share(work: Callable[[Item], None], items: Iterable[Item], pool: ThreadPoolExecutor) -> None:
+    """Work on every item. Threads take the next one by themselves: to wake them for each would take as long as many."""
+    waiting = deque(items)
+
+    def take_turns() -> None:
+        while waiting:
+            try:
+                item = waiting.popleft()
+            except IndexError:  # another thread was faster
+                return
+            work(item)
+
+    for turns in [pool.submit(take_turns) for _ in range(min(processors(), len(waiting)))]:
+        turns.result()
 
 
 def processors() -> int:

@@ -17,8 +17,8 @@ from headwater.traces.trace import Chunk, Trace
 Heavy = Int32[np.ndarray, "rows steps heavy"]
 """The positions of each step's largest weights, -1 past their end."""
 
-_PIECES = 64
-"""A piece of a chunk of the default size is 1 MiB then, which a processor's own cache holds."""
+_PIECES = 8
+"""Enough that threads end at about the same time, and few enough that each has rows to work on."""
 
 
 class Run(ABC):

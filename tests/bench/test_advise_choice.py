@@ -111,6 +111,31 @@ def test_another_recent_window_is_advised_where_it_keeps_more() -> None:
     assert advise(ROWS, Asked(budget=256), whole_fits=False).best.recent_window == 8
 
 
+def test_of_policies_that_keep_as_good_as_the_same_the_cheapest_is_advised() -> None:
+    base = [made("full", 1000, 1.0), made("random", 64, 0.2), made("streaming-llm", 64, 0.5)]
+    dear, cheap = made("snapkv", 64, 0.9, state_bytes=90), made("tova", 64, 0.8991, state_bytes=20)
+    found = advise([*base, dear, cheap], Asked(budget=64), whole_fits=False)
+    assert (found.best, found.most) == (cheap, dear)
+    worse = replace(cheap, retained_attention_mass=0.8989)
+    assert advise([*base, dear, worse], Asked(budget=64), whole_fits=False).best == dear
+    window = replace(dear, retained_attention_mass=0.9005, role=WINDOW)
+    assert advise([*base, dear, window], Asked(budget=64), whole_fits=False).best == window
+    live = [replace(base[2], state_bytes=99), made("sliding-window", 64, 0.4995)]
+    assert advise([*base[:2], dear, *live], Asked(budget=64), whole_fits=False).live == live[1]
+
+
+def test_in_a_memory_which_all_fill_what_keeps_most_is_advised() -> None:
+    curve_rows = [row for row in ROWS if row.role == CURVE]
+    fit = [
+        made("snapkv", 60, 0.9, role=FIT, state_bytes=90),
+        made("tova", 70, 0.8995, role=FIT),
+        made("streaming-llm", 80, 0.5, role=FIT),
+        made("random", 80, 0.2, role=FIT),
+    ]
+    found = advise([*curve_rows, *fit], Asked(memory_bytes=9), whole_fits=False)
+    assert found.best == found.most == fit[0] and found.live == fit[2]
+
+
 def test_a_memory_that_holds_everything_decides_nothing() -> None:
     assert advise(ROWS, Asked(memory_bytes=9), whole_fits=True).by == "bend"
 
@@ -195,11 +220,12 @@ def test_streaming_llm_pins_what_chat_pins_and_the_others_take_the_sinks() -> No
 def test_other_recent_windows_are_tried_where_one_can_be_set_and_leaves_a_choice() -> None:
     maker = Maker(pins=4, sinks=2, seed=0)
     names = ("tova", "h2o", "streaming-llm", "pyramidkv")
-    found = for_windows(maker, [maker.candidate(name, 130, FIT) for name in names])
-    assert [(each.policy.name, each.recent_window) for each in found] == [
-        (name, window) for name in ("h2o", "pyramidkv") for window in (8, 16, 64)
-    ]  # 32 is there already, 128 would leave nothing beside two sinks
-    assert {(each.policy.budget, each.role) for each in found} == {(130, WINDOW)}
+    for budget, windows in ((130, (8,)), (131, (8, 128))):  # 32 is there already, 128 needs room beside two sinks
+        found = for_windows(maker, [maker.candidate(name, budget, FIT) for name in names])
+        assert [(each.policy.name, each.recent_window) for each in found] == [
+            (name, window) for name in ("h2o", "pyramidkv") for window in windows
+        ]
+        assert {(each.policy.budget, each.role) for each in found} == {(budget, WINDOW)}
 
 
 # Bytes
@@ -214,8 +240,8 @@ def test_the_cost_is_keys_and_values_of_one_token_more_and_a_state_for_every_hea
     assert COSTS.state(H2O(budget=99)) == 100 * 13 * 6
     assert COSTS.total(H2O(budget=99)) == 100 * 3000 + 100 * 13 * 6
     assert COSTS.cache(POLICIES["full"](budget=900)) == COSTS.total(POLICIES["full"](budget=900)) == 900 * 3000
-    # pyramidkv's layers hold 160, 100 and 40 and each one more; K and V of a layer are a third of a token's
-    assert COSTS.cache(PyramidKV(budget=100)) == (161 + 101 + 41) * 1000
+    # pyramidkv's layers hold 161, 101 and 40 and each one more; K and V of a layer are a third of a token's
+    assert COSTS.cache(PyramidKV(budget=101)) == (162 + 102 + 41) * 1000
 
 
 @given(st.integers(300_000, 2_600_000), st.integers(0, 40))
@@ -230,6 +256,13 @@ def test_a_memory_is_filled_by_every_policy_and_by_none_overfilled(memory: int, 
         assert COSTS.total(more.policy) > memory
     for name in left_out:
         assert COSTS.total(maker.candidate(name, maker.least, FIT).policy) > memory
+
+
+@pytest.mark.parametrize("name", ["sliding-window", "tova", "pyramidkv"])
+def test_a_budget_that_fills_the_memory_to_the_last_byte_fits(name: str) -> None:
+    memory = COSTS.total(MAKER.candidate(name, 200, FIT).policy)
+    for size, budget in ((memory, 200), (memory - 1, 199)):
+        assert {each.policy.name: each.policy.budget for each in for_memory(MAKER, COSTS, size)[0]}[name] == budget
 
 
 def test_what_remembers_more_gets_a_smaller_budget_or_none() -> None:

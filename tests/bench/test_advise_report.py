@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import re
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -74,6 +77,14 @@ def test_at_the_bend(by_hand: AdviseResults) -> None:
         "attention and 60.0% of each step's 32 largest weights, for 29.0 MiB:"
     )
     assert command(by_hand) == "headwater chat --model 'my model' --policy streaming-llm --budget 256"
+
+
+def test_what_keeps_hardly_more_for_more_bytes_is_named(by_hand: AdviseResults) -> None:
+    dear = made("snapkv", 256, 0.8221, cache_bytes=30 << 20, state_bytes=20 << 20)
+    found = advise((*ROWS, dear), Asked(), whole_fits=False)
+    assert "Take tova with" in words(replace(by_hand, advice=found))
+    assert "snapkv keeps 82.2%, hardly more, for 50.0 MiB." in words(replace(by_hand, advice=found))
+    assert "hardly more" not in words(by_hand)
 
 
 def test_a_policy_with_a_recent_window_is_taken_with_it(by_hand: AdviseResults) -> None:
@@ -147,12 +158,16 @@ def test_the_command_has_what_was_asked_for(by_hand: AdviseResults) -> None:
     assert "take sliding-window with 256 tokens: it keeps the 256 most recent." in words(plain)
 
 
-def test_the_command_is_one_that_the_program_knows(by_hand: AdviseResults) -> None:
+def test_the_command_is_one_that_the_program_knows(by_hand: AdviseResults, monkeypatch: pytest.MonkeyPatch) -> None:
     from headwater import cli
 
+    handed: dict[str, Any] = {}
+    terminal = ModuleType("headwater.chat.terminal")
+    vars(terminal)["run"] = lambda **options: handed.update(options) or 0
+    monkeypatch.setitem(sys.modules, terminal.__name__, terminal)
     program, *arguments = shlex.split(command(by_hand))
-    assert program == "headwater"
-    assert cli.headwater.commands["chat"].make_context("chat", arguments[1:]).params["budget"] == 256
+    assert program == "headwater" and cli.main(arguments) == 0
+    assert (handed["model"], handed["policy"], handed["budget"]) == ("my model", "streaming-llm", 256)
 
 
 def test_the_header_says_what_is_read_and_every_choice(stored: AdviseResults) -> None:

@@ -39,8 +39,8 @@ from headwater.policies import StreamingLLM
 from headwater.traces import Replay, replay_all
 
 INTERRUPTED = 130
-CHUNK_BYTES = 256 << 20
-"""Attention in memory at a time: some fifty tokens of a small model, so that the forward passes are not too short."""
+CHUNK_BYTES = 128 << 20
+"""Attention in memory at a time: some twenty tokens of a small model, so that the forward passes are not too short."""
 MEASURED_TOKENS = 64
 """Tokens fed to a stream to see what K and V take."""
 

@@ -30,6 +30,10 @@ LEAST_BEND = 0.01
 """How far above its chord a curve has to lie to have a bend, in mass."""
 
 
+NEGLIGIBLE = 0.001
+"""Mass that is not worth a byte: within so much of the best, the cheapest is advised."""
+
+
 def ranked(rows: Sequence[Row]) -> list[Row]:
     """The highest retained mass first; of equals, the higher recall, then the fewer bytes."""
     return sorted(rows, key=lambda row: (-row.retained_attention_mass, -row.heavy_hitter_recall, row.total_bytes))
@@ -89,16 +93,25 @@ def here(rows: Sequence[Row], by: str, budget: int | None) -> list[Row]:
     return ranked([row for row in rows if row.role in roles and budget in (None, row.budget)])
 
 
+def _cheapest(able: Sequence[Row], by: str) -> Row:
+    """What takes the fewest bytes of those that keep as good as most; in a memory, which all fill, what keeps most."""
+    if by == BY_MEMORY:
+        return able[0]
+    enough = able[0].retained_attention_mass - NEGLIGIBLE
+    return min((row for row in able if row.retained_attention_mass >= enough), key=lambda row: row.total_bytes)
+
+
 def advise(rows: Sequence[Row], asked: Asked, *, whole_fits: bool) -> Advice:
-    """The advice: the best rows at the budget that was decided."""
+    """The advice at the budget that was decided."""
     by, budget = decided(rows, asked, whole_fits=whole_fits)
     found, points = here(rows, by, budget), curve(rows)
     able = rivals(found)
     return Advice(
         by=by,
         budget=budget,
-        best=able[0],
-        live=next(row for row in able if row.live),
+        best=_cheapest(able, by),
+        live=_cheapest([row for row in able if row.live], by),
+        most=able[0],
         floor=next(row for row in found if row.policy == RANDOM),
         curve=points,
         bend=bend(points),

@@ -20,7 +20,7 @@ from headwater.traces import Trace
 LEAST_BUDGET = 64
 MOST_BUDGETS = 5
 """Budgets of the curve: so many powers of two, the largest that are at most half of the conversation."""
-WINDOWS = (8, 16, 32, 64, 128, 256)
+WINDOWS = (8, 32, 128, 512)
 USUAL_WINDOW = 32
 """What policies protect without being asked; the other windows are tried beside it."""
 

@@ -38,7 +38,8 @@ COLUMNS = (
 ABOUT = (
     "The bend is the budget at which the best policy lies farthest above the straight line from the smallest budget to "
     "the whole conversation, budgets on a logarithmic scale: just before it a doubling buys more than that line, just "
-    "after it less. Less than a hundredth above is no bend. It depends on both ends: a place to start from, no law.",
+    "after it less. Less than a hundredth above is no bend. It depends on both ends: a place to start from, no law. "
+    "Of the policies within a thousandth of what keeps most there, the one that costs least is advised.",
     "The conversation went through the model with nothing evicted, while every policy watched. Each attention head "
     "evicts for itself, also where several heads share keys and values; a live cache would have to make those agree. A "
     "live window lets a sixteenth of itself go at a time, the replay one token. Retained mass is not perplexity: for "

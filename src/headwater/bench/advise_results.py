@@ -72,16 +72,18 @@ class Bend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What to take: the best of all, and the best of those that run live today.
+    """What to take: the best of all, and the best of those that run live today; `most` is what keeps most.
 
-    `by` says what decided the budget; where it was the memory, every policy has a budget of its own and `budget` is
-    None. `floor` is the random choice beside them. `curve` ends with the whole conversation.
+    The best is the cheapest of those that keep next to as much as that one. `by` says what decided the budget; where it
+    was the memory, every policy has a budget of its own and `budget` is None. `floor` is the random choice beside them.
+    `curve` ends with the whole conversation.
     """
 
     by: str
     budget: int | None
     best: Row
     live: Row
+    most: Row
     floor: Row
     curve: tuple[Point, ...]
     bend: Bend | None
@@ -173,7 +175,7 @@ def _subject(value: dict[str, Any], path: Path) -> Subject:
 def _advice(value: dict[str, Any], path: Path) -> Advice:
     bend = value["bend"]
     parts = {
-        **{name: build(Row, value[name], path) for name in ("best", "live", "floor")},
+        **{name: build(Row, value[name], path) for name in ("best", "live", "most", "floor")},
         "curve": tuple(build(Point, point, path) for point in value["curve"]),
         "bend": None if bend is None else build(Bend, bend, path),
     }

@@ -67,10 +67,19 @@ def _best(results: AdviseResults) -> list[str]:
         f"It costs {size(best.total_bytes)}, {size(best.cache_bytes)} of it keys and values and "
         f"{size(best.state_bytes)} what the policy remembers; keeping the whole conversation costs "
         f"{size(results.full.total_bytes)}.",
+        *_more(results),
         *_budget(results),
         *_bend(results),
         *_recent(results),
     ]
+
+
+def _more(results: AdviseResults) -> list[str]:
+    """What keeps more, and why it is not advised."""
+    best, most = results.advice.best, results.advice.most
+    if most.policy == best.policy:
+        return []
+    return [f"{most.policy} keeps {_percent(most.retained_attention_mass)}, hardly more, for {size(most.total_bytes)}."]
 
 
 def _budget(results: AdviseResults) -> list[str]:

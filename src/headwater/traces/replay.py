@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 import numpy as np
@@ -132,7 +132,10 @@ def _advance(trace: Trace, runs: Sequence[Run], given: Chunk, find: FindHeavy, p
 
 
 def _share(work: Callable[[Item], None], items: Iterable[Item], pool: ThreadPoolExecutor) -> None:
-    """Work on every item. Threads take the next one by themselves: to wake them for each would take as long as many."""
+    """Work on every item. Threads take the next one by themselves: to wake them for each would take as long as many.
+
+    The caller works too. If it only waited, the system would often put all that it woke on one processor.
+    """
     waiting = deque(items)
 
     def take_turns() -> None:
@@ -143,8 +146,13 @@ def _share(work: Callable[[Item], None], items: Iterable[Item], pool: ThreadPool
                 return
             work(item)
 
-    for turns in [pool.submit(take_turns) for _ in range(min(processors(), len(waiting)))]:
-        turns.result()
+    helpers = [pool.submit(take_turns) for _ in range(min(processors(), len(waiting)) - 1)]
+    try:
+        take_turns()
+    finally:
+        wait(helpers)
+    for helper in helpers:
+        helper.result()
 
 
 def processors() -> int:

@@ -146,7 +146,7 @@ class Triangle:
                 chunk[: part.shape[0], :, : part.shape[2], : part.shape[3]] = part
             file = self._file(place)
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(self._codecs.encode(chunk))
+            self._codecs.encode(chunk, file)
 
         self._each(range(first, first + weights.shape[2]), store)
 
@@ -206,10 +206,12 @@ class _Codecs:
         self._checksum = google_crc32c.value
         self._blosc = Blosc(cname=COMPRESSION["cname"], clevel=COMPRESSION["clevel"], shuffle=BITSHUFFLE)
 
-    def encode(self, chunk: Float[np.ndarray, "layers heads tokens positions"]) -> bytes:
-        """The content of a chunk's file."""
+    def encode(self, chunk: Float[np.ndarray, "layers heads tokens positions"], file: Path) -> None:
+        """Put a chunk into its file."""
         packed = self._blosc.encode(np.ascontiguousarray(chunk))
-        return packed + self._checksum(packed).to_bytes(CHECKSUM_BYTES, "little")
+        with file.open("wb") as out:
+            out.write(packed)
+            out.write(self._checksum(packed).to_bytes(CHECKSUM_BYTES, "little"))
 
     def decode(self, file: Path) -> Float[np.ndarray, "layers heads tokens positions"]:
         """The chunk in a file. Raises InputFileError for one that is not there or not as it was written."""

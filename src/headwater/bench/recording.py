@@ -286,7 +286,7 @@ def info(trace: RecordedTrace) -> list[tuple[str, str]]:
         ("Tokens", f"{trace.tokens:,}, {left}"),
         ("Layers", f"{layers} ({spans(facts.layers)})"),
         ("Heads", f"{heads} ({spans(facts.heads)})"),
-        ("Weights", f"{facts.dtype}; {size(stored)} on the disk, {plain / stored:.2f} times smaller than they are"),
+        ("Weights", f"{facts.dtype}; {size(plain)}, which take {size(stored)} on the disk"),
         ("Recorded", f"{facts.created}, by Headwater {facts.headwater}, format {VERSION}"),
     ]
 

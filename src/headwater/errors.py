@@ -13,6 +13,8 @@ The doors translate this tree once: the command line to an exit code, a server t
     ├── ContextFull                a stream that never evicts has no room left
     ├── OverCapacity               a policy driven past the budget it was built for; also a RuntimeError
     ├── PolicyFault                a policy that breaks the contract: a victim not held, a budget missed
+    ├── StoreError                 the user's database cannot be read or written; says why and what to do
+    │   └── SessionBusy            a session that another process has open; says which
     ├── TraceNotStored             a recording that the disk would not take; says what is there and how to go on
     ├── MissingExtra               an optional dependency is not installed; says the command
     ├── UnsupportedVersion         a dependency is installed in a release that was never tested; says the range
@@ -72,6 +74,14 @@ class OverCapacity(HeadwaterError, RuntimeError):
 
 class PolicyFault(HeadwaterError):
     """A policy broke its contract; the text names the policy, the step and the position."""
+
+
+class StoreError(HeadwaterError):
+    """The user's database cannot be read or written; the text names the file, the reason and what to do."""
+
+
+class SessionBusy(StoreError):
+    """Another process has this session open; the text says which."""
 
 
 class TraceNotStored(HeadwaterError):

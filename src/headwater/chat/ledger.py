@@ -43,13 +43,25 @@ class Turn:
 
 @dataclass(slots=True, kw_only=True)
 class Ledger:
-    """Ids by position, and the turns in order: user, assistant, user, ... A head before the first turn is nobody's."""
+    """Ids by position, and the turns in order: user, assistant, user, ... A head before the first turn is nobody's.
+
+    Of a conversation that was taken up again only the latest part is here: the ids from position `base` on, `turns`
+    after the first `past_turns`, and in `front` the ids of the first positions, which may be pinned.
+    """
 
     ids: array[int] = field(default_factory=lambda: array("q"))
     turns: list[Turn] = field(default_factory=list)
+    base: int = 0
+    past_turns: int = 0
+    front: array[int] = field(default_factory=lambda: array("q"))
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return self.base + len(self.ids)
+
+    @property
+    def turn_count(self) -> int:
+        """How many turns there were in all."""
+        return self.past_turns + len(self.turns)
 
     def add(self, ids: Iterable[int]) -> None:
         self.ids.extend(ids)
@@ -58,13 +70,18 @@ class Ledger:
         """Forget the newest `count` ids."""
         del self.ids[len(self.ids) - count :]
 
+    def between(self, start: int, stop: int) -> array[int]:
+        """The ids of positions `[start, stop)`, none of them before `base`."""
+        return self.ids[start - self.base : stop - self.base]
+
     def held(self, pins: int, first: int) -> NDArray[np.int64]:
         """The ids of the first `pins` positions and of those from `first` on."""
-        return np.array(self.ids[: min(pins, first)] + self.ids[first:], dtype=np.int64)
+        front = self.front if self.base else self.ids
+        return np.array(front[: min(pins, first)] + self.ids[first - self.base :], dtype=np.int64)
 
     def gone_turns(self, first: int) -> int:
         """How many turns ended before position `first`."""
-        return bisect_right(self.turns, first, key=lambda turn: turn.stop)
+        return self.past_turns + bisect_right(self.turns, first, key=lambda turn: turn.stop)
 
 
 def leaving(turns: Sequence[Turn], *, first: int, need: int) -> tuple[Turn, ...]:

@@ -1,0 +1,228 @@
+"""The journal of a session: every message as rows in the user's database, written before it is shown as complete.
+
+Knows the tables of a conversation and what follows from them. Does not know models, caches or files: what a cache was
+is told by a snapshot, and the journal is what a snapshot is checked against.
+
+A session has chapters: `/reset` and a new system prompt begin another one. Positions, turns and ids are those of a
+chapter. Times are for people only; what came first is told by numbers, so a clock may go backwards.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headwater.chat.ledger import Gone, Turn
+from headwater.database import faults, writing
+from headwater.errors import StoreError
+
+_TURN = "number, role, text, start, stop, ids, finished, evicted_tokens, evicted_turns, gone_tokens, created, details"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A turn as the journal has it. `number` counts from 0; `gone_tokens` had left the cache in all when it ended;
+    `details` holds usage, timings, recalls and the sampler's state, as JSON allows."""
+
+    number: int
+    turn: Turn
+    ids: array[int]
+    gone_tokens: int
+    created: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chapter:
+    """What a chapter began with. `wording` tells a tokenizer and chat template from others; None, like `head`, where
+    the chapter was never read by a model."""
+
+    number: int
+    system: str | None
+    wording: str | None
+    head: array[int] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pinpoint:
+    """Which state of the session a snapshot holds: after so many turns of a chapter."""
+
+    chapter: int
+    turns: int
+    digest: str
+    nbytes: int
+
+
+class Journal:
+    """The rows of one session. Raises StoreError when the disk or the file will not do what is asked."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, session: int) -> None:
+        self._rows, self._path, self._id = connection, path, session
+
+    # What the session is.
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the session was opened with last, as JSON allows."""
+        return json.loads(self._one("SELECT settings FROM sessions WHERE id = ?", self._id)[0])
+
+    def keep_settings(self, settings: Mapping[str, Any]) -> None:
+        """Remember what the session is opened with."""
+        with self._writing():
+            self._rows.execute(
+                "UPDATE sessions SET settings = ? WHERE id = ?", (json.dumps(settings, sort_keys=True), self._id)
+            )
+
+    def chapter(self, number: int | None = None) -> Chapter | None:
+        """A chapter, by default the latest; None before the first."""
+        with faults(self._path):
+            row = self._rows.execute(
+                "SELECT number, system, wording, head FROM chapters WHERE session = ? AND number = "
+                "coalesce(?, (SELECT chapter FROM sessions WHERE id = ?))",
+                (self._id, number, self._id),
+            ).fetchone()
+        if row is None:
+            return None
+        head = None if row[3] is None else _ids(row[3])
+        return Chapter(number=row[0], system=row[1], wording=row[2], head=head)
+
+    def begin(self, *, system: str | None, wording: str | None, head: Sequence[int] | None) -> int:
+        """Open the next chapter; returns its number."""
+        with self._writing():
+            (number,) = self._one("SELECT coalesce(max(number), 0) + 1 FROM chapters WHERE session = ?", self._id)
+            self._rows.execute(
+                "INSERT INTO chapters VALUES (?, ?, ?, ?, ?, ?)",
+                (self._id, number, system, wording, None if head is None else _blob(head), _now()),
+            )
+            self._rows.execute("UPDATE sessions SET chapter = ?, updated = ? WHERE id = ?", (number, _now(), self._id))
+        return number
+
+    # Turns.
+
+    def add(self, chapter: int, entry: Entry) -> None:
+        """Write a turn down; it is on the disk when this returns. Raises StoreError for one that does not come next."""
+        turn = entry.turn
+        row = (
+            *(self._id, chapter, entry.number, turn.role, turn.text, turn.start, turn.stop, _blob(entry.ids)),
+            *(turn.finished, turn.evicted.tokens, turn.evicted.turns, entry.gone_tokens, entry.created or _now()),
+            json.dumps(entry.details),
+        )
+        with self._writing():
+            if entry.number != self.count(chapter):
+                raise StoreError(
+                    f"turn {entry.number} does not come next: {self._path} has {self.count(chapter)} turns of this "
+                    "conversation; was it changed by another program?"
+                )
+            self._rows.execute(f"INSERT INTO turns VALUES ({', '.join('?' * len(row))})", row)
+            self._rows.execute("UPDATE sessions SET updated = ? WHERE id = ?", (_now(), self._id))
+
+    def count(self, chapter: int) -> int:
+        """How many turns a chapter has."""
+        return self._one(
+            "SELECT coalesce(max(number) + 1, 0) FROM turns WHERE session = ? AND chapter = ?", self._id, chapter
+        )[0]
+
+    def entries(self, chapter: int, first: int = 0, stop: int | None = None) -> Iterator[Entry]:
+        """The turns `[first, stop)` of a chapter in order, read as they are asked for."""
+        with faults(self._path):
+            rows = self._rows.execute(
+                f"SELECT {_TURN} FROM turns WHERE session = ? AND chapter = ? AND number >= ? AND number < ? "
+                "ORDER BY number",
+                (self._id, chapter, first, 1 << 62 if stop is None else stop),
+            )
+            for row in rows:
+                yield _entry(row)
+
+    def entry(self, chapter: int, number: int) -> Entry:
+        """One turn."""
+        return next(self.entries(chapter, number, number + 1))
+
+    def from_position(self, chapter: int, position: int, *, before: int) -> int:
+        """The number of the turn that covers a position, looked for from turn `before` backwards; a user's."""
+        with faults(self._path):
+            rows = self._rows.execute(
+                "SELECT number FROM turns WHERE session = ? AND chapter = ? AND number < ? AND start <= ? "
+                "ORDER BY number DESC LIMIT 1",
+                (self._id, chapter, before, position),
+            ).fetchone()
+        return 0 if rows is None else rows[0] // 2 * 2
+
+    def rewrite(self, chapter: int, wording: str, head: Sequence[int], entries: Iterator[Entry]) -> None:
+        """Put other ids and positions in the place of a chapter's, all or nothing."""
+        with self._writing():
+            self._rows.execute(
+                "UPDATE chapters SET wording = ?, head = ? WHERE session = ? AND number = ?",
+                (wording, _blob(head), self._id, chapter),
+            )
+            self._rows.executemany(
+                "UPDATE turns SET start = ?, stop = ?, ids = ?, evicted_tokens = 0, evicted_turns = 0, "
+                "gone_tokens = 0 WHERE session = ? AND chapter = ? AND number = ?",
+                (
+                    (entry.turn.start, entry.turn.stop, _blob(entry.ids), self._id, chapter, entry.number)
+                    for entry in entries
+                ),
+            )
+
+    # Snapshots.
+
+    def snapshot(self) -> Pinpoint | None:
+        """What the newest snapshot holds."""
+        with faults(self._path):
+            row = self._rows.execute(
+                "SELECT chapter, turns, digest, nbytes FROM snapshots WHERE session = ?", (self._id,)
+            ).fetchone()
+        return None if row is None else Pinpoint(chapter=row[0], turns=row[1], digest=row[2], nbytes=row[3])
+
+    def keep_snapshot(self, point: Pinpoint | None) -> None:
+        """Remember that a snapshot is whole on the disk, or that there is none."""
+        with self._writing():
+            self._rows.execute("DELETE FROM snapshots WHERE session = ?", (self._id,))
+            if point is not None:
+                self._rows.execute(
+                    "INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?)",
+                    (self._id, point.chapter, point.turns, point.digest, point.nbytes, _now()),
+                )
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return writing(self._rows, self._path)
+
+    def _one(self, query: str, *values: Any) -> Any:
+        with faults(self._path):
+            return self._rows.execute(query, values).fetchone()
+
+
+def _entry(row: Sequence[Any]) -> Entry:
+    number, role, text, start, stop, ids, finished, tokens, turns, gone, created, details = row
+    turn = Turn(
+        role=role,
+        text=text,
+        start=start,
+        stop=stop,
+        evicted=Gone(tokens=tokens, turns=turns),
+        finished=bool(finished),
+    )
+    return Entry(
+        number=number, turn=turn, ids=_ids(ids), gone_tokens=gone, created=created, details=json.loads(details)
+    )
+
+
+def _blob(ids: Sequence[int]) -> bytes:
+    """Token ids as 32-bit little-endian integers."""
+    return np.asarray(ids, dtype="<i4").tobytes()
+
+
+def _ids(blob: bytes) -> array[int]:
+    return array("q", np.frombuffer(blob, dtype="<i4").astype(np.int64).tobytes())
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

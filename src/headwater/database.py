@@ -60,14 +60,6 @@ CREATE TABLE turns (
     PRIMARY KEY (session, chapter, number),
     FOREIGN KEY (session, chapter) REFERENCES chapters (session, number) ON DELETE CASCADE
 ) STRICT;
-CREATE TABLE snapshots (
-    session INTEGER PRIMARY KEY REFERENCES sessions (id) ON DELETE CASCADE,
-    chapter INTEGER NOT NULL,
-    turns INTEGER NOT NULL,
-    digest TEXT NOT NULL,
-    nbytes INTEGER NOT NULL,
-    created TEXT NOT NULL
-) STRICT;
 """
 
 MIGRATIONS: tuple[str, ...] = (JOURNAL,)

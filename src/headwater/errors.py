@@ -15,6 +15,7 @@ The doors translate this tree once: the command line to an exit code, a server t
     ├── PolicyFault                a policy that breaks the contract: a victim not held, a budget missed
     ├── StoreError                 the user's database cannot be read or written; says why and what to do
     │   └── SessionBusy            a session that another process has open; says which
+    ├── SnapshotError              a snapshot of a cache that cannot be used: truncated, altered, of another model
     ├── TraceNotStored             a recording that the disk would not take; says what is there and how to go on
     ├── MissingExtra               an optional dependency is not installed; says the command
     ├── UnsupportedVersion         a dependency is installed in a release that was never tested; says the range
@@ -82,6 +83,10 @@ class StoreError(HeadwaterError):
 
 class SessionBusy(StoreError):
     """Another process has this session open; the text says which."""
+
+
+class SnapshotError(HeadwaterError):
+    """A snapshot of a cache that cannot be used; the text says why."""
 
 
 class TraceNotStored(HeadwaterError):

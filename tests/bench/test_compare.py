@@ -125,7 +125,7 @@ def test_whole_turns_leave_as_in_chat(longest: int) -> None:
     said = tuple(replace(one, answer="word " * (1 + 7 * i % longest)) for i, one in enumerate(told.exchanges))
     told = replace(told, exchanges=said)
     model, measured = engine(), compare(engine(), told, settings(budget=256))
-    chat = Chat(model, policy("streaming-llm", budget=256, sinks=4), told.system)
+    chat = Chat.begin(model, policy("streaming-llm", budget=256, sinks=4), told.system)
     turns = iter(row(measured, "streaming-llm-turns").turns)
     during = 0
     for index, one in enumerate(told.exchanges):

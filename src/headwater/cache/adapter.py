@@ -25,6 +25,7 @@ from headwater.cache.bank import Shape, cosines
 from headwater.cache.call import Call, read_call
 from headwater.cache.probe import identify, probe_inputs, read_rope
 from headwater.cache.ring import Ring
+from headwater.cache.saved import State, layers_state, load_layers, load_ring, ring_state
 from headwater.errors import BudgetError, CacheStateError, UnsupportedCall, UnsupportedModel, UsageError
 from headwater.policies.window import Window
 from headwater.rotary import rotate
@@ -194,6 +195,16 @@ class WindowCache(Cache):
         self._refuse_open_step()
         self.ring.skip(positions)
 
+    def state(self) -> State:
+        """All that the next step would use, copied. Raises UnsupportedCall for a model with layers of another kind."""
+        self._refuse_open_step()
+        return ring_state(self.ring) | stock_state(self)
+
+    def load(self, state: State) -> None:
+        """Make this fresh cache what another one was. Raises SnapshotError when that does not fit."""
+        load_ring(self.ring, state)
+        load_stock(self, state)
+
     def exact_chunk(self, count: int) -> int:
         """How many of the next `count` tokens can go in one forward pass in which every token sees exactly what it
         would have seen alone (`stepwise`)."""
@@ -349,6 +360,23 @@ def stock_cache(model: PreTrainedModel) -> DynamicCache:
 def stock_bytes(cache: Cache) -> int:
     """Physical bytes of a stock cache."""
     return sum(t.untyped_storage().nbytes() for layer in cache.layers for t in _tensors(layer))
+
+
+def stock_state(cache: Cache) -> State:
+    """The layers that are the model's own. Raises UnsupportedCall when one has a state that is no K and V."""
+    for index, layer in enumerate(cache.layers):
+        if type(layer) not in (RingLayer, DynamicLayer, DynamicSlidingWindowLayer):
+            raise UnsupportedCall(f"layer {index} is a {type(layer).__name__}, whose state cannot be saved")
+    return layers_state(_stock_layers(cache))
+
+
+def load_stock(cache: Cache, state: State) -> None:
+    """Fill the layers of a fresh cache that are the model's own."""
+    load_layers(_stock_layers(cache), state)
+
+
+def _stock_layers(cache: Cache) -> list[tuple[int, Any]]:
+    return [(index, layer) for index, layer in enumerate(cache.layers) if not isinstance(layer, RingLayer)]
 
 
 def _tensors(layer: Any) -> list[Tensor]:

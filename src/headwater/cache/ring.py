@@ -77,15 +77,19 @@ class Ring:
         """Position of the next token in the model's frame."""
         return self.ledger.seen - self.base
 
+    def make_banks(self, batch: int) -> None:
+        """Take the memory for a batch of so many rows."""
+        self.banks = {
+            shape: Bank(shape, layers=size, batch=batch, slots=self.ledger.slots, pins=self.window.pins)
+            for shape, size in self._sizes.items()
+        }
+
     # A step: begin, update every layer, commit.
 
     def begin(self, count: int, batch: int, *, exact: bool = False) -> Step:
         """Open a step of `count` tokens a row. `exact` lets every token see what it would have seen alone."""
         if not self.banks:
-            self.banks = {
-                shape: Bank(shape, layers=size, batch=batch, slots=self.ledger.slots, pins=self.window.pins)
-                for shape, size in self._sizes.items()
-            }
+            self.make_banks(batch)
         wide = count > self.ledger.room
         step = Step(count=count, wide=wide, plan=self.ledger.plan(count))
         if wide and exact:

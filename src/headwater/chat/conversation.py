@@ -6,6 +6,7 @@ Knows the policy's window, the template's head and the order of turns. Does not 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,30 +14,70 @@ from numpy.typing import NDArray
 
 from headwater.chat.ledger import Gone, Ledger, Turn, leaving
 from headwater.chat.template import Template
-from headwater.engines.base import Engine
+from headwater.engines.base import Engine, Stream
 from headwater.errors import BudgetError, CacheStateError
 from headwater.policies import Policy, require
+from headwater.policies.window import Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """What a conversation is held in: the template's pieces, the window, and what is pinned in it.
+
+    `limit_tokens` is where a conversation that never evicts ends, or None for one that goes on for ever.
+    """
+
+    policy: str
+    system: str | None
+    template: Template
+    budget: int
+    sinks: int
+    pins: int
+    window: Window | None
+    limit_tokens: int | None
+
+    @classmethod
+    def of(cls, engine: Engine, policy: Policy[Any], system: str | None) -> Frame:
+        """Raises BudgetError when the system prompt leaves no room to talk."""
+        require(policy, engine.supplies)
+        template = Template.derive(engine, system)
+        plain = policy.window()
+        sinks = 0 if plain is None else plain.pins
+        _check_room(template, system, sinks, policy.budget)
+        window = policy.window(len(template.head))
+        return cls(
+            policy=policy.name,
+            system=system,
+            template=template,
+            budget=policy.budget,
+            sinks=sinks,
+            pins=0 if window is None else window.pins,
+            window=window,
+            limit_tokens=policy.budget if window is None else None,
+        )
+
+    def open(self, engine: Engine) -> Stream:
+        """An empty stream for it."""
+        return engine.open(self.window, limit_tokens=self.limit_tokens)
 
 
 class Conversation:
-    """One conversation, from its system prompt on. Raises BudgetError when the prompt leaves no room to talk."""
+    """One conversation in its frame. `skipped` tokens of the ledger were never fed to this stream: they had left before
+    it was taken up again."""
 
-    def __init__(self, engine: Engine, policy: Policy[Any], system: str | None) -> None:
-        require(policy, engine.supplies)
-        self.system = system
-        self.template = Template.derive(engine, system)
-        self.budget = policy.budget
-        plain = policy.window()
-        self.sinks = 0 if plain is None else plain.pins
-        self._check_room()
-        window = policy.window(len(self.template.head))
-        self.pins = 0 if window is None else window.pins
-        self.limit_tokens = self.budget if window is None else None
-        """Where a conversation that never evicts ends, or None for one that goes on for ever."""
-        self.stream = engine.open(window, limit_tokens=self.limit_tokens)
-        self.ledger = Ledger()
-        if self.template.head:
-            self._step(self.template.head)
+    def __init__(self, frame: Frame, stream: Stream, ledger: Ledger, *, skipped: int = 0) -> None:
+        self.frame, self.stream, self.ledger, self.skipped = frame, stream, ledger, skipped
+        self.system, self.template, self.budget = frame.system, frame.template, frame.budget
+        self.sinks, self.pins, self.limit_tokens = frame.sinks, frame.pins, frame.limit_tokens
+
+    @classmethod
+    def begin(cls, engine: Engine, policy: Policy[Any], system: str | None) -> Conversation:
+        """A new conversation, from its system prompt on. Raises BudgetError when the prompt leaves no room to talk."""
+        frame = Frame.of(engine, policy, system)
+        talk = cls(frame, frame.open(engine), Ledger())
+        if frame.template.head:
+            talk._step(frame.template.head)
+        return talk
 
     @property
     def first(self) -> int:
@@ -54,6 +95,14 @@ class Conversation:
         """Whether tokens of the head have left, as they do under a policy that pins nothing."""
         return self.pins < len(self.template.head) and self.gone.tokens > 0
 
+    @property
+    def full(self) -> str:
+        """What to say where no more fits."""
+        return (
+            f"{len(self.ledger)} of {self.limit_tokens} are used, which {self.frame.policy} never frees; start over "
+            "with reset(), raise the budget, or use streaming-llm"
+        )
+
     def fits(self, count: int) -> bool:
         """Whether `count` more tokens can be fed; always so where tokens are evicted."""
         return self.limit_tokens is None or len(self.ledger) + count <= self.limit_tokens
@@ -67,6 +116,14 @@ class Conversation:
             if turns:
                 self.stream.evict(turns[-1].stop - self.first)
         return self._step(ids)
+
+    def replay(self, ids: Sequence[int]) -> None:
+        """Feed what was fed token by token, with the evictions that it had then, in as few pieces as that allows."""
+        window, rest = self.stream.window, list(ids)
+        while rest:
+            count = len(rest) if window is None else max(1, window.budget - self.stream.held)
+            self.feed(rest[:count])
+            rest = rest[count:]
 
     def take_back(self, count: int) -> bool:
         """Roll the newest `count` tokens back; False, with nothing changed, when they caused an eviction."""
@@ -89,10 +146,11 @@ class Conversation:
 
     def check_in_step(self) -> None:
         """Raises CacheStateError when a step of the model failed half way, so that nobody knows what it holds."""
-        if self.stream.seen != len(self.ledger):
+        fed, written = self.skipped + self.stream.seen, len(self.ledger)
+        if fed != written:
             raise CacheStateError(
-                f"the model holds {self.stream.seen} tokens where {len(self.ledger)} were written down, because a step "
-                "failed half way; start over with reset()"
+                f"the model holds {fed} tokens where {written} were written down, because a step failed half way; "
+                "start over with reset()"
             )
 
     def close(self) -> None:
@@ -103,19 +161,20 @@ class Conversation:
         self.ledger.add(ids)
         return logits
 
-    def _check_room(self) -> None:
-        """A message and an answer of one token each must fit beside what is pinned."""
-        head, needed = len(self.template.head), self.template.turn_tokens + 2
-        taken = max(head, self.sinks)
-        if self.budget - taken >= needed:
-            return
-        if self.sinks > head:
-            what, less = f"the sinks take {self.sinks} tokens", "take fewer sinks"
-        elif self.system is None:
-            what, less = f"what the chat template begins with takes {head} tokens", "give a shorter system prompt"
-        else:
-            what, less = f"the system prompt takes {head} tokens", "shorten it"
-        raise BudgetError(
-            f"{what} and the budget is {self.budget}; the shortest message with its answer needs {needed} more: raise "
-            f"the budget to at least {taken + needed}, or {less}"
-        )
+
+def _check_room(template: Template, system: str | None, sinks: int, budget: int) -> None:
+    """A message and an answer of one token each must fit beside what is pinned."""
+    head, needed = len(template.head), template.turn_tokens + 2
+    taken = max(head, sinks)
+    if budget - taken >= needed:
+        return
+    if sinks > head:
+        what, less = f"the sinks take {sinks} tokens", "take fewer sinks"
+    elif system is None:
+        what, less = f"what the chat template begins with takes {head} tokens", "give a shorter system prompt"
+    else:
+        what, less = f"the system prompt takes {head} tokens", "shorten it"
+    raise BudgetError(
+        f"{what} and the budget is {budget}; the shortest message with its answer needs {needed} more: raise "
+        f"the budget to at least {taken + needed}, or {less}"
+    )

@@ -1,7 +1,7 @@
 """The journal of a session: every message as rows in the user's database, written before it is shown as complete.
 
-Knows the tables of a conversation and what follows from them. Does not know models, caches or files: what a cache was
-is told by a snapshot, and the journal is what a snapshot is checked against.
+Knows the tables of a conversation and what follows from them. Does not know models, caches or files. A snapshot of a
+cache is only worth something together with the journal, and `Entry.mark` is what it is checked against.
 
 A session has chapters: `/reset` and a new system prompt begin another one. Positions, turns and ids are those of a
 chapter. Times are for people only; what came first is told by numbers, so a clock may go backwards.
@@ -9,6 +9,7 @@ chapter. Times are for people only; what came first is told by numbers, so a clo
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 from array import array
@@ -40,6 +41,13 @@ class Entry:
     created: str
     details: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def mark(self) -> str:
+        """What tells this turn from every other that could stand in its place."""
+        turn = self.turn
+        said = json.dumps([self.number, turn.role, turn.text, turn.start, turn.stop, self.created])
+        return hashlib.sha256(said.encode() + _blob(self.ids)).hexdigest()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chapter:
@@ -50,16 +58,6 @@ class Chapter:
     system: str | None
     wording: str | None
     head: array[int] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pinpoint:
-    """Which state of the session a snapshot holds: after so many turns of a chapter."""
-
-    chapter: int
-    turns: int
-    digest: str
-    nbytes: int
 
 
 class Journal:
@@ -101,9 +99,9 @@ class Journal:
             (number,) = self._one("SELECT coalesce(max(number), 0) + 1 FROM chapters WHERE session = ?", self._id)
             self._rows.execute(
                 "INSERT INTO chapters VALUES (?, ?, ?, ?, ?, ?)",
-                (self._id, number, system, wording, None if head is None else _blob(head), _now()),
+                (self._id, number, system, wording, None if head is None else _blob(head), now()),
             )
-            self._rows.execute("UPDATE sessions SET chapter = ?, updated = ? WHERE id = ?", (number, _now(), self._id))
+            self._rows.execute("UPDATE sessions SET chapter = ?, updated = ? WHERE id = ?", (number, now(), self._id))
         return number
 
     # Turns.
@@ -113,7 +111,7 @@ class Journal:
         turn = entry.turn
         row = (
             *(self._id, chapter, entry.number, turn.role, turn.text, turn.start, turn.stop, _blob(entry.ids)),
-            *(turn.finished, turn.evicted.tokens, turn.evicted.turns, entry.gone_tokens, entry.created or _now()),
+            *(turn.finished, turn.evicted.tokens, turn.evicted.turns, entry.gone_tokens, entry.created),
             json.dumps(entry.details),
         )
         with self._writing():
@@ -123,7 +121,7 @@ class Journal:
                     "conversation; was it changed by another program?"
                 )
             self._rows.execute(f"INSERT INTO turns VALUES ({', '.join('?' * len(row))})", row)
-            self._rows.execute("UPDATE sessions SET updated = ? WHERE id = ?", (_now(), self._id))
+            self._rows.execute("UPDATE sessions SET updated = ? WHERE id = ?", (now(), self._id))
 
     def count(self, chapter: int) -> int:
         """How many turns a chapter has."""
@@ -172,26 +170,6 @@ class Journal:
                 ),
             )
 
-    # Snapshots.
-
-    def snapshot(self) -> Pinpoint | None:
-        """What the newest snapshot holds."""
-        with faults(self._path):
-            row = self._rows.execute(
-                "SELECT chapter, turns, digest, nbytes FROM snapshots WHERE session = ?", (self._id,)
-            ).fetchone()
-        return None if row is None else Pinpoint(chapter=row[0], turns=row[1], digest=row[2], nbytes=row[3])
-
-    def keep_snapshot(self, point: Pinpoint | None) -> None:
-        """Remember that a snapshot is whole on the disk, or that there is none."""
-        with self._writing():
-            self._rows.execute("DELETE FROM snapshots WHERE session = ?", (self._id,))
-            if point is not None:
-                self._rows.execute(
-                    "INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?)",
-                    (self._id, point.chapter, point.turns, point.digest, point.nbytes, _now()),
-                )
-
     def _writing(self) -> AbstractContextManager[None]:
         return writing(self._rows, self._path)
 
@@ -224,5 +202,6 @@ def _ids(blob: bytes) -> array[int]:
     return array("q", np.frombuffer(blob, dtype="<i4").astype(np.int64).tobytes())
 
 
-def _now() -> str:
+def now() -> str:
+    """The time of day, as the journal writes it."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -18,8 +18,9 @@ Tokens that tie with the last one kept are kept too, so no result depends on the
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +76,15 @@ class Sampler:
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
         self._random = np.random.default_rng(sampling.seed)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Where the generator is, as JSON allows; a sampler that is given it draws what this one would."""
+        return dict(self._random.bit_generator.state)
+
+    @state.setter
+    def state(self, state: Mapping[str, Any]) -> None:
+        self._random.bit_generator.state = dict(state)
 
     @property
     def wants_context(self) -> bool:

@@ -8,47 +8,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
+from headwater.chat.answer import Answer
 from headwater.chat.conversation import Conversation
 from headwater.chat.interrupts import whole_step
+from headwater.chat.keeper import Keeper
 from headwater.chat.ledger import Gone, Turn
-from headwater.chat.reader import Reader, checked_stops
+from headwater.chat.reader import checked_stops
+from headwater.chat.resume import TakenUp
 from headwater.chat.sampling import Sampler, Sampling
+from headwater.chat.settings import MAX_TOKENS, Settings
 from headwater.chat.stats import Stats, picture
+from headwater.chat.store import Opened, opened_session
 from headwater.engines import open_engine
 from headwater.engines.base import Engine
-from headwater.errors import CacheStateError, ContextFull, UsageError
+from headwater.errors import CacheStateError, ContextFull, HeadwaterError, StoreError, UsageError
 from headwater.policies import Policy
-from headwater.policies import policy as make_policy
-
-
-@dataclass(slots=True, kw_only=True)
-class _Answer:
-    """An answer while it is being generated.
-
-    `pending` was drawn and shown, but not fed yet; `asked` and `before` are what had left the cache before its message,
-    and before itself.
-    """
-
-    reader: Reader
-    start: int
-    asked: Gone
-    before: Gone
-    logits: NDArray[np.float32]
-    pending: list[int] = field(default_factory=list)
-    text: str = ""
-    tokens: int = 0
-    busy_s: float = 0.0
-    finished: bool = False
-
-    def show(self, piece: str) -> str:
-        self.text += piece
-        return piece
 
 
 class Chat:
@@ -66,9 +44,10 @@ class Chat:
         policy: Policy[Any],
         system: str | None = None,
         sampling: Sampling | None = None,
-        max_tokens: int = 512,
+        max_tokens: int = MAX_TOKENS,
         stop: Sequence[str] | str = (),
         clock: Callable[[], float] = time.perf_counter,
+        keeper: Keeper | None = None,
     ) -> None:
         if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
             raise UsageError(f"max_tokens must be an integer of at least 1, got {max_tokens!r}")
@@ -78,44 +57,102 @@ class Chat:
         self._clock = clock
         self._owned = False
         self._closed = False
-        self._begin(system, notice=None)
+        self._keeper = keeper
+        taken = keeper.resume(engine, policy) if keeper is not None else None
+        if taken is None:
+            self._begin(system, notice=None)
+        else:
+            self._take_up(taken)
 
     @classmethod
     def open(
         cls,
-        model: str | Engine = "smollm2",
+        model: str | Engine | None = None,
         *,
-        engine: str = "transformers",
+        session: str | Path | None = None,
+        engine: str | None = None,
         system: str | None = None,
         budget: int | None = None,
         sinks: int | None = None,
-        policy: str | Policy[Any] = "streaming-llm",
+        policy: str | Policy[Any] | None = None,
         sampling: Sampling | None = None,
-        max_tokens: int = 512,
-        stop: Sequence[str] | str = (),
+        max_tokens: int | None = None,
+        stop: Sequence[str] | str | None = None,
         template: str | None = None,
     ) -> Self:
-        """Load a model by name (or take an engine as it is) and begin a conversation.
+        """Load a model by name (or take an engine as it is) and begin a conversation, or go on with a session.
 
-        `budget` is the most tokens held (default 1024) and `sinks` the first tokens that a policy pins (default: the
-        policy's own); both belong to a policy given by name. `template` is a chat template as text, for models without
-        one. Raises UsageError and its kinds for values that do not fit, ModelMissing, UnsupportedModel for a template
-        that cannot be used.
+        `model` is `smollm2` by default, `policy` streaming-llm; `budget` is the most tokens held (1024) and `sinks` the
+        first tokens that a policy pins (the policy's own); both belong to a policy given by name. `max_tokens` (512) is
+        the longest answer. `template` is a chat template as text, for models without one.
+
+        `session` is a name, of a conversation that is kept on the disk and goes on where it ended, or a Path of a file
+        that holds it (a suffix of one's own choice; `headwater.database`). What is left out is as the session had it;
+        another policy or budget makes the cache again from the journal; another model or system prompt is refused.
+
+        Raises UsageError and its kinds for values that do not fit, ModelMissing, UnsupportedModel for a template
+        that cannot be used, SessionBusy while another process has the session, StoreError when it cannot be read.
         """
-        made = _policy(policy, budget, sinks)
-        checked_stops(stop)
-        if isinstance(model, Engine):
-            if template is not None:
-                raise UsageError("an engine that is open already has its template; give it to the engine when loading")
-            return cls(model, policy=made, system=system, sampling=sampling, max_tokens=max_tokens, stop=stop)
-        options = {} if template is None else {"template": template}
-        loaded = open_engine(model, engine=engine, **options)
+        opened = None if session is None else opened_session(session)
+        return cls._with(
+            opened,
+            model,
+            engine=engine,
+            system=system,
+            budget=budget,
+            sinks=sinks,
+            policy=policy,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            stop=stop,
+            template=template,
+        )
+
+    @classmethod
+    def restore(cls, session: str | Path, model: Engine | None = None) -> Self:
+        """Go on with a session as it was; `model` is an engine to take instead of loading the session's.
+
+        Raises UnknownName where there is none of that name, and what `open` raises.
+        """
+        return cls._with(opened_session(session, create=False), model)
+
+    @classmethod
+    def _with(
+        cls, opened: Opened | None, model: str | Engine | None, *, system: str | None = None, **given: Any
+    ) -> Self:
+        """A chat in a session that was taken for it, or in none."""
+        loaded: Engine | None = None
         try:
-            chat = cls(loaded, policy=made, system=system, sampling=sampling, max_tokens=max_tokens, stop=stop)
+            stored = {} if opened is None else opened.journal.settings
+            named = None if isinstance(model, Engine) else model
+            settings = Settings.of(stored, model=named, **given)
+            if isinstance(model, Engine):
+                if given.get("template") is not None:
+                    raise UsageError(
+                        "an engine that is open already has its template; give it to the engine when loading"
+                    )
+                settings = settings.named(model.name)
+                engine = model
+            else:
+                options = {} if settings.template is None else {"template": settings.template}
+                engine = loaded = open_engine(settings.model, engine=settings.engine, **options)
+            keeper = None if opened is None else Keeper(opened, settings, system, clock=time.monotonic)
+            chat = cls(
+                engine,
+                policy=settings.policy,
+                system=system,
+                sampling=settings.sampling,
+                max_tokens=settings.max_tokens,
+                stop=settings.stop,
+                keeper=keeper,
+            )
         except BaseException:
-            loaded.close()
+            if loaded is not None:
+                loaded.close()
+            if opened is not None:
+                opened.close()
             raise
-        chat._owned = True
+        chat._owned = loaded is not None
         return chat
 
     # Talking.
@@ -146,12 +183,13 @@ class Chat:
         self._check_open()
         self._end_answer()
         began = self._clock()
-        answer: _Answer | None = None
+        answer: Answer | None = None
         try:
             self._ask(text)
             answer = self._answer
             while answer is not None and answer is self._answer:
-                piece, over = self._next(answer)
+                piece, over = answer.step()
+                self._tokens_per_s = answer.tokens_per_s
                 if answer.tokens <= 1:
                     self._ttft_s = self._clock() - began
                 if piece:
@@ -166,72 +204,58 @@ class Chat:
         """Feed a message, from making room for it to the opened answer."""
         talk = self._talk
         talk.check_in_step()
-        question = talk.template.question(self.engine, text, first=not talk.ledger.turns)
+        question = talk.template.question(self.engine, text, first=not talk.ledger.turn_count)
         if not talk.fits(len(question) + 1 + len(talk.template.answer_close)):
-            raise ContextFull(f"the message takes {len(question)} tokens and {self._full()}")
+            raise ContextFull(f"the message takes {len(question)} tokens and {talk.full}")
         with whole_step():
             before, start = talk.gone, len(talk.ledger)
             logits = talk.feed(question)
             talk.add_turn("user", text, start=start, before=before)
+            self._write_down()
             self._tell(talk.gone.since(before))
-            reader = Reader(self.engine.decode, self.stop)
-            self._answer = _Answer(reader=reader, start=len(talk.ledger), asked=before, before=talk.gone, logits=logits)
-
-    def _next(self, answer: _Answer) -> tuple[str, bool]:
-        """One step: feed what was drawn before, draw, read. The piece of text, and whether the answer is over."""
-        talk, began = self._talk, self._clock()
-        with whole_step():
-            if answer.pending:
-                answer.logits = talk.feed(answer.pending)
-                answer.pending = []
-            if not talk.fits(1 + len(talk.template.answer_close)):
-                raise ContextFull(f"the answer was cut: {self._full()}")
-            token = self._sampler.draw(answer.logits, talk.held_ids() if self._sampler.wants_context else ())
-            if token in self.engine.stop_tokens:
-                answer.finished = True
-                return answer.show(answer.reader.flush()), True
-            answer.pending = [token]
-            answer.tokens += 1
-            piece = answer.reader.push(token)
-            answer.finished = answer.reader.stopped
-            over = answer.finished or answer.tokens == self.max_tokens
-            if over:
-                piece += answer.reader.flush()
-            if answer.tokens > 1:
-                answer.busy_s += self._clock() - began
-                self._tokens_per_s = (answer.tokens - 1) / answer.busy_s if answer.busy_s > 0 else None
-            return answer.show(piece), over
+            self._answer = Answer(
+                self.engine,
+                talk,
+                self._sampler,
+                logits,
+                asked=before,
+                stop=self.stop,
+                max_tokens=self.max_tokens,
+                clock=self._clock,
+            )
 
     def _end_answer(self) -> None:
         """Close the answer being generated, if there is one, so that the next message can follow."""
         answer = self._answer
         if answer is None:
             return
-        talk = self._talk
         with whole_step():
             self._answer = None
-            answer.show(answer.reader.flush())
-            if answer.reader.surplus:
-                answer.pending = []
-                talk.take_back(answer.reader.surplus - 1)
             try:
-                talk.feed([*answer.pending, *talk.template.answer_close])
+                answer.close()
             finally:
                 self._keep(answer)
+            if self._keeper is not None:
+                self._keeper.rest(self._talk)
 
-    def _keep(self, answer: _Answer) -> None:
+    def _keep(self, answer: Answer) -> None:
         """Write the answer down as a turn."""
         self._talk.add_turn(
             "assistant", answer.text, start=answer.start, before=answer.before, finished=answer.finished
         )
+        self._write_down(
+            closing=answer.closing,
+            tokens=answer.tokens,
+            ttft_s=self._ttft_s,
+            tokens_per_s=self._tokens_per_s,
+            sampling=asdict(self.sampling),
+        )
         self._tell(self._talk.gone.since(answer.asked))
 
-    def _full(self) -> str:
-        talk = self._talk
-        return (
-            f"{len(talk.ledger)} of {talk.limit_tokens} are used, which {self.policy.name} never frees; start over "
-            "with reset(), raise the budget, or use streaming-llm"
-        )
+    def _write_down(self, **details: Any) -> None:
+        """The newest turn into the journal, with where the sampler is now."""
+        if self._keeper is not None:
+            self._keeper.turn(self._talk, {"sampler": self._sampler.state, **details})
 
     # Looking.
 
@@ -252,12 +276,15 @@ class Chat:
     @property
     def turns(self) -> tuple[Turn, ...]:
         """Every turn so far, with its place in the stream and what left to make room for it."""
-        return tuple(self._talk.ledger.turns)
+        if self._said is not None:
+            return self._said
+        earlier = () if self._keeper is None else self._keeper.earlier(self._talk.ledger.past_turns)
+        return (*earlier, *self._talk.ledger.turns)
 
     @property
     def messages(self) -> list[dict[str, str]]:
         """Everything that was said, both sides, whether the cache still holds it or not."""
-        said = [{"role": turn.role, "content": turn.text} for turn in self._talk.ledger.turns]
+        said = [{"role": turn.role, "content": turn.text} for turn in self.turns]
         return said if self.system is None else [{"role": "system", "content": self.system}, *said]
 
     def stats(self) -> Stats:
@@ -268,13 +295,14 @@ class Chat:
             held=0 if closed else talk.stream.held,
             budget=talk.budget,
             pinned=0 if closed else min(talk.pins, talk.stream.held),
-            turns=len(talk.ledger.turns),
-            evicted_turns=len(talk.ledger.turns) if closed else talk.gone.turns,
+            turns=talk.ledger.turn_count,
+            evicted_turns=talk.ledger.turn_count if closed else talk.gone.turns,
             evicted_tokens=len(talk.ledger) if closed else talk.gone.tokens,
             cache_bytes=talk.stream.nbytes,
             tokens_per_s=self._tokens_per_s,
             ttft_s=self._ttft_s,
             notice=self._notice,
+            trouble=None if self._keeper is None else self._keeper.trouble,
         )
 
     def map(self, width: int = 60) -> str:
@@ -304,17 +332,52 @@ class Chat:
         self._begin(system, notice=notice)
         before.close()
 
+    def save(self) -> None:
+        """Write what the cache holds to the session's snapshot now, and wait until it is on the disk.
+
+        It is done anyway after some turns and on `close`; the messages themselves are written with every turn. An
+        answer under way ends here. Raises UsageError without a session, StoreError when the disk does not take it.
+        """
+        self._check_open()
+        if self._keeper is None:
+            raise UsageError("this chat has no session to save; open it with session=NAME")
+        self._end_answer()
+        self._keeper.save(self._talk)
+        if (trouble := self._keeper.trouble) is not None:
+            raise StoreError(trouble)
+
     def close(self) -> None:
-        """Give the cache back, and the model when `open` loaded it. What was said can still be read."""
+        """Give the cache back, and the model when `open` loaded it. What was said can still be read.
+
+        A session is saved first. Raises StoreError, with everything closed, when messages of it could not be written.
+        """
         if self._closed:
             return
-        if self._answer is not None:
-            self._keep(self._answer)
-            self._answer = None
-        self._closed = True
-        self._talk.close()
-        if self._owned:
-            self.engine.close()
+        try:
+            self._leave()
+        finally:
+            self._closed = True
+            self._talk.close()
+            if self._owned:
+                self.engine.close()
+
+    def _leave(self) -> None:
+        """End the answer under way, and give the session back."""
+        if self._keeper is None:
+            if self._answer is not None:
+                self._keep(self._answer)
+                self._answer = None
+            return
+        whole = None
+        try:
+            self._end_answer()
+            self._talk.check_in_step()
+            whole = self._talk
+        except HeadwaterError as error:
+            self._notice = f"the cache was not saved: {error}"
+        finally:
+            self._said = self.turns  # the journal is closed with the session
+            self._keeper.close(whole)
 
     def __enter__(self) -> Self:
         return self
@@ -323,12 +386,34 @@ class Chat:
         self.close()
 
     def _begin(self, system: str | None, *, notice: str | None) -> None:
-        self._talk = Conversation(self.engine, self.policy, system)
+        self._start(Conversation.begin(self.engine, self.policy, system), notice)
+        if self._keeper is not None:
+            self._keeper.begin(self._talk, self.engine)
+
+    def _take_up(self, taken: TakenUp) -> None:
+        """Go on where a session ended. A question that was never answered gets an answer that is empty."""
+        self._start(taken.talk, "; ".join(taken.said) or None)
+        if taken.entry is None or self._keeper is None:
+            return
+        if self._keeper.same_seed and (state := taken.entry.details.get("sampler")) is not None:
+            self._sampler.state = state
+        if taken.unanswered:
+            talk = self._talk
+            before, start = talk.gone, len(talk.ledger)
+            talk.feed(talk.template.answer_close)
+            talk.add_turn("assistant", "", start=start, before=before, finished=False)
+            self._write_down(closing=len(talk.template.answer_close), tokens=0)
+            lost = f"the last message got no answer before the program ended: {taken.entry.turn.text[:60]!r}"
+            self._notice = "; ".join(text for text in (self._notice, lost) if text)
+
+    def _start(self, talk: Conversation, notice: str | None) -> None:
+        self._talk = talk
         self._sampler = Sampler(self.sampling)
-        self._answer: _Answer | None = None
+        self._answer: Answer | None = None
         self._notice = notice
         self._ttft_s: float | None = None
         self._tokens_per_s: float | None = None
+        self._said: tuple[Turn, ...] | None = None
 
     def _check_open(self) -> None:
         if self._closed:
@@ -341,10 +426,3 @@ class Chat:
         whole = f"{gone.turns} turn{'s' * (gone.turns != 1)}" if gone.turns else "part of a turn"
         prompt = ", the system prompt among them," if self._talk.prompt_left else ""
         self._notice = f"{whole} ({gone.tokens} tokens){prompt} left the cache"
-
-
-def _policy(choice: str | Policy[Any], budget: int | None, sinks: int | None) -> Policy[Any]:
-    given = {name: value for name, value in (("budget", budget), ("sinks", sinks)) if value is not None}
-    if isinstance(choice, str):
-        given.setdefault("budget", 1024)
-    return make_policy(choice, **given)

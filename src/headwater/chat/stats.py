@@ -21,7 +21,7 @@ class Stats:
 
     `pinned` counts the sinks too. Rates are those of the last answer: `tokens_per_s` without the time to its first
     token, which is `ttft_s`; None before the first. `notice` says what left the cache last, or that a conversation was
-    started.
+    started; `trouble` what of a session is not on the disk, and why.
     """
 
     seen: int
@@ -35,6 +35,7 @@ class Stats:
     tokens_per_s: float | None
     ttft_s: float | None
     notice: str | None
+    trouble: str | None = None
 
 
 def picture(width: int, *, sinks: int, pinned: int, window: int, room: int) -> str:

@@ -7,6 +7,8 @@ never rendered or tokenised again, and a user's text can never open or close a t
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -67,6 +69,12 @@ class Template:
         """Token ids of a user message and of what opens its answer."""
         opened = self.first_user_open if first else self.user_open
         return [*opened, *engine.encode(text.strip() if self.trims else text, special=False), *self.user_close]
+
+    def wording(self, engine: Engine) -> str:
+        """What tells this template and tokenizer from others: ids made with another one mean something else here."""
+        pieces = [self.first_user_open, self.user_open, self.user_close, self.answer_close, self.trims]
+        known = json.dumps([engine.facts().tokenizer_sha256, *pieces])
+        return hashlib.sha256(known.encode()).hexdigest()
 
     @property
     def turn_tokens(self) -> int:

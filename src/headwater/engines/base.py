@@ -9,12 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
+from headwater.engines.snapshot import SavedSnapshot, Snapshot
 from headwater.errors import UnsupportedCall
 from headwater.policies.window import Window
 
@@ -51,6 +53,16 @@ class ModelFacts:
     precision: str
     tokenizer_sha256: str
     rotary: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """A stream as it was when its snapshot was made. `logits` are those after its last token, `[vocab]`; None where
+    nothing was fed or the last tokens were taken back. `notes` are the caller's own."""
+
+    stream: Stream
+    logits: NDArray[np.float32] | None
+    notes: Mapping[str, str]
 
 
 class Stream(ABC):
@@ -118,6 +130,17 @@ class Stream(ABC):
         """
         raise UnsupportedCall(f"this engine's streams cannot skip {positions} positions; use the transformers engine")
 
+    def snapshot(self) -> Snapshot:
+        """Copy what the next step would use, for `Snapshot.write`; the stream may go on meanwhile.
+
+        Raises UnsupportedCall where the runtime cannot, CacheStateError on a closed stream.
+        """
+        raise UnsupportedCall("this engine's streams cannot be saved")
+
+    def save(self, path: Path | str, notes: Mapping[str, str] | None = None) -> SavedSnapshot:
+        """Copy and write at once; raises as both do."""
+        return self.snapshot().write(path, notes)
+
     @abstractmethod
     def close(self) -> None:
         """Give the memory back. Any later call raises CacheStateError; closing twice is allowed."""
@@ -160,6 +183,27 @@ class Engine(ABC):
         """A new, empty conversation. Without a window it never evicts, up to `limit_tokens` (default: the trained
         length). With `reindex` the pins stay right before the window in the model's positions; without, they stay where
         they were written. Raises BudgetError when the window does not fit the model's positions."""
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells this model, its weights and its precision from every other; a snapshot is good for one only."""
+        raise UnsupportedCall(f"{self.name} runs on an engine whose streams cannot be saved")
+
+    def restore(
+        self,
+        path: Path | str,
+        window: Window | None,
+        *,
+        reindex: bool = True,
+        limit_tokens: int | None = None,
+        digest: str | None = None,
+    ) -> Restored:
+        """A stream as it was saved; what it is fed next gives what the saved one would have given.
+
+        `window`, `reindex` and `limit_tokens` are those of `open`. Raises SnapshotError for a file that is missing, cut
+        short, altered, of another model or window, or that does not fit the limit; what `open` raises.
+        """
+        raise UnsupportedCall(f"{self.name} runs on an engine whose streams cannot be saved")
 
     def facts(self) -> ModelFacts:
         """What a recording of its attention says of the model. Raises as `attention_layers` does."""

@@ -1,25 +1,35 @@
 """A model made of arithmetic: public, deterministic, instant, for users' tests as well as our own.
 
 Knows bytes, ChatML and the window rule; what its attention looks like is in `fake_attention`. Does not know any
-language: its logits are a hash of exactly what the stream
-holds (which positions, which ids), bent so that answers look like short words and end by themselves. A held set that
-is wrong by a single token changes every logit, so a test on this engine sees mistakes that a real model would blur.
+language: its logits are a hash of exactly what the stream holds (which positions, which ids), bent so that answers look
+like short words and end by themselves. A held set that is wrong by a single token changes every logit, so a test on
+this engine sees mistakes that a real model would blur.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.engines.base import AttentionBlock, Engine, Evicted, ModelFacts, Stream
+from headwater.engines.base import AttentionBlock, Engine, Evicted, ModelFacts, Restored, Stream
 from headwater.engines.fake_attention import HEADS, LAYERS, paid
 from headwater.engines.request import AttentionRequest, WeightType
-from headwater.errors import BudgetError, CacheStateError, ContextFull, UnsupportedModel, UsageError
+from headwater.engines.snapshot import Content, Part, Snapshot, read_snapshot
+from headwater.errors import (
+    BudgetError,
+    CacheStateError,
+    ContextFull,
+    SnapshotError,
+    UnsupportedModel,
+    UsageError,
+)
 from headwater.policies.window import Window
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -135,7 +145,26 @@ class FakeEngine(Engine):
         limit = limit_tokens if limit_tokens is not None else self.context_length
         if not 1 <= limit <= self.context_length:
             raise BudgetError(f"limit_tokens must be 1 to the trained length of {self.context_length}, got {limit}")
-        return FakeStream(window, reindex=reindex, limit_tokens=limit, answer_tokens=self.answer_tokens)
+        return FakeStream(self, window, reindex=reindex, limit_tokens=limit)
+
+    @property
+    def fingerprint(self) -> str:
+        settings = json.dumps([self.name, self.context_length, self.answer_tokens, self.default_system])
+        return hashlib.sha256(settings.encode()).hexdigest()
+
+    def restore(
+        self,
+        path: Path | str,
+        window: Window | None,
+        *,
+        reindex: bool = True,
+        limit_tokens: int | None = None,
+        digest: str | None = None,
+    ) -> Restored:
+        content = read_snapshot(path, fingerprint=self.fingerprint, window=window, reindex=reindex, digest=digest)
+        stream = self.open(window, reindex=reindex, limit_tokens=limit_tokens)
+        stream.load(content)
+        return Restored(stream=stream, logits=stream.logits, notes=content.notes)
 
     def facts(self) -> ModelFacts:
         tokens = "bytes, " + ", ".join(CONTROL_TOKENS)
@@ -176,12 +205,16 @@ def _block(request: AttentionRequest, block: range) -> AttentionBlock:
     return AttentionBlock(first=block.start, weights=weights)
 
 
+_SAVED = ("_fed", "_skipped", "_evicted_at", "_sum", "_since_control")
+"""The numbers of a stream, beside its ids and its prediction."""
+
+
 class FakeStream(Stream):
     """One conversation with the fake model: the ids it holds, in order, and a running hash of them."""
 
-    def __init__(self, window: Window | None, *, reindex: bool, limit_tokens: int, answer_tokens: int | None) -> None:
+    def __init__(self, engine: FakeEngine, window: Window | None, *, reindex: bool, limit_tokens: int) -> None:
         self.window = window
-        self._reindex, self._limit, self._answer_tokens = reindex, limit_tokens, answer_tokens
+        self._engine, self._reindex, self._limit = engine, reindex, limit_tokens
         self._ids = array("q")
         self._fed = self._skipped = self._evicted_at = 0
         self._sum = 0
@@ -268,6 +301,35 @@ class FakeStream(Stream):
         self._skipped += positions
         self._evicted_at = self.seen
 
+    @property
+    def logits(self) -> NDArray[np.float32] | None:
+        """What was predicted after the last token, if anything was."""
+        return None if self._logits is None else self._logits.copy()
+
+    def snapshot(self) -> Snapshot:
+        self._check_open()
+        parts = {"ids": Part(dtype="I64", array=np.array(self._ids, dtype=np.int64))}
+        if self._logits is not None:
+            parts["logits"] = Part(dtype="F32", array=self._logits.copy())
+        return Snapshot(
+            fingerprint=self._engine.fingerprint,
+            window=self.window,
+            reindex=self._reindex,
+            state={name: getattr(self, name) for name in _SAVED},
+            parts=parts,
+        )
+
+    def load(self, content: Content) -> None:
+        """Become the stream that was saved. Raises SnapshotError when it does not fit the limit."""
+        if self.window is None and len(content.arrays["ids"]) > self._limit:
+            raise SnapshotError(
+                f"{content.path} holds {len(content.arrays['ids'])} tokens, which do not fit the limit of {self._limit}"
+            )
+        for name in _SAVED:
+            setattr(self, name, content.state[name])
+        self._ids = array("q", content.arrays["ids"].tobytes())
+        self._logits = content.arrays["logits"].copy() if "logits" in content.arrays else None
+
     def close(self) -> None:
         self._closed = True
         self._ids = array("q")
@@ -322,7 +384,7 @@ class FakeStream(Stream):
     def _wish(self, digest: int) -> str:
         """What comes next: letters in turn, a space when the word is long enough, the end when the answer is."""
         answer = min(self._since_control, len(self._ids)) - _OPENING
-        usual = self._answer_tokens
+        usual = self._engine.answer_tokens
         if usual is not None and answer >= _SHORTEST_ANSWER and (digest % usual == 0 or answer >= 4 * usual):
             return "end"
         letters = 0

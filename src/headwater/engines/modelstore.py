@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import platformdirs
 
-from headwater.errors import MissingExtra, ModelFileError
+from headwater.errors import ModelFileError
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -251,10 +251,8 @@ def _lock(root: Path, key: str, progress: Progress) -> Iterator[None]:
 
 def _file_lock(root: Path, key: str) -> tuple[BaseFileLock, type[Exception]]:
     """The lock of a key, and what it raises when another process holds it."""
-    try:
-        from filelock import FileLock, Timeout
-    except ImportError as error:
-        raise MissingExtra("filelock", "transformers") from error
+    from filelock import FileLock, Timeout
+
     (root / ".locks").mkdir(exist_ok=True)
     return FileLock(root / ".locks" / key), Timeout
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -18,12 +19,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headwater.cache.adapter import WindowCache, stock_bytes, stock_cache
+from headwater.cache.adapter import WindowCache, load_stock, stock_bytes, stock_cache, stock_state
+from headwater.cache.saved import State
 from headwater.engines.attention import Watcher
-from headwater.engines.base import AttentionBlock, Engine, Evicted, ModelFacts, Stream
+from headwater.engines.base import AttentionBlock, Engine, Evicted, ModelFacts, Restored, Stream
 from headwater.engines.models import load, resolve
 from headwater.engines.request import AttentionRequest, WeightType
-from headwater.errors import BudgetError, CacheStateError, ContextFull, UnsupportedModel, UsageError
+from headwater.engines.snapshot import Content, Snapshot, read_snapshot
+from headwater.engines.torch_parts import as_part, as_tensor, model_fingerprint
+from headwater.errors import BudgetError, CacheStateError, ContextFull, SnapshotError, UnsupportedModel, UsageError
 from headwater.policies.window import Window
 
 CHUNK = 512
@@ -44,6 +48,7 @@ class TransformersEngine(Engine):
         self.name = name
         self.template = template or tokenizer.chat_template
         self._watcher: Watcher | None = None
+        self._fingerprint: str | None = None
         text = model.config.get_text_config(decoder=True)
         self.vocab_size = int(text.vocab_size)
         self.context_length = int(getattr(text, "max_position_embeddings", 0) or 2**31)
@@ -78,7 +83,7 @@ class TransformersEngine(Engine):
             roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
             raise UnsupportedModel(f"the chat template of {self.name} refuses the roles {roles}: {error}") from error
 
-    def open(self, window: Window | None, *, reindex: bool = True, limit_tokens: int | None = None) -> Stream:
+    def open(self, window: Window | None, *, reindex: bool = True, limit_tokens: int | None = None) -> _TorchStream:
         if window is not None:
             if limit_tokens is not None:
                 raise UsageError("limit_tokens is for a stream without a window; one with a window never ends")
@@ -88,7 +93,27 @@ class TransformersEngine(Engine):
             raise BudgetError(
                 f"limit_tokens must be between 1 and the trained length of {self.context_length}, got {limit}"
             )
-        return GrowingStream(self, limit)
+        return GrowingStream(self, limit, reindex=reindex)
+
+    @property
+    def fingerprint(self) -> str:
+        if self._fingerprint is None:
+            self._fingerprint = model_fingerprint(self.model, self.facts())
+        return self._fingerprint
+
+    def restore(
+        self,
+        path: Path | str,
+        window: Window | None,
+        *,
+        reindex: bool = True,
+        limit_tokens: int | None = None,
+        digest: str | None = None,
+    ) -> Restored:
+        content = read_snapshot(path, fingerprint=self.fingerprint, window=window, reindex=reindex, digest=digest)
+        stream = self.open(window, reindex=reindex, limit_tokens=limit_tokens)
+        logits = stream.load(content)
+        return Restored(stream=stream, logits=logits, notes=content.notes)
 
     def facts(self) -> ModelFacts:
         fast = getattr(self.tokenizer, "backend_tokenizer", None)
@@ -141,8 +166,8 @@ class TransformersEngine(Engine):
 class _TorchStream(Stream):
     """What both kinds share: forward passes, and the prediction that the last one left."""
 
-    def __init__(self, engine: TransformersEngine, cache: Any) -> None:
-        self._engine = engine
+    def __init__(self, engine: TransformersEngine, cache: Any, *, reindex: bool = True) -> None:
+        self._engine, self._reindex = engine, reindex
         self._cache: Any = cache
         self._next: torch.Tensor | None = None
 
@@ -200,6 +225,34 @@ class _TorchStream(Stream):
             raise UsageError("nothing predicts the first of these tokens; feed at least one token before scoring")
         return self._next
 
+    def snapshot(self) -> Snapshot:
+        cache = self._open()
+        state = cache.state() if self.window is not None else stock_state(cache)
+        tensors = dict(state.tensors) if self._next is None else {**state.tensors, "logits": self._next.cpu()}
+        return Snapshot(
+            fingerprint=self._engine.fingerprint,
+            window=self.window,
+            reindex=self._reindex,
+            state=dict(state.numbers),
+            parts={name: as_part(tensor) for name, tensor in tensors.items()},
+        )
+
+    @torch.inference_mode()
+    def load(self, content: Content) -> NDArray[np.float32] | None:
+        """Become the stream that was saved; the logits after its last token. Raises SnapshotError when that does not
+        fit."""
+        tensors = {name: as_tensor(array, content.dtypes[name]) for name, array in content.arrays.items()}
+        logits = tensors.pop("logits", None)
+        device = self._engine.model.device
+        state = State(numbers=content.state, tensors={name: each.to(device) for name, each in tensors.items()})
+        self._fill(state, content.path)
+        self._next = None if logits is None else logits.to(device, copy=True)
+        return None if logits is None else logits.numpy().copy()
+
+    @abstractmethod
+    def _fill(self, state: State, path: Path) -> None:
+        """Put a state into the fresh cache."""
+
     @torch.inference_mode()  # recurrent layers of a model's own cache are zeroed in place
     def close(self) -> None:
         if self._cache is not None:
@@ -221,10 +274,13 @@ class WindowStream(_TorchStream):
             reindex="auto" if reindex else "none",
         )
         cache.stepwise = True
-        super().__init__(engine, cache)
+        super().__init__(engine, cache, reindex=reindex)
 
     def _piece(self, count: int) -> int:
         return self._cache.exact_chunk(count)
+
+    def _fill(self, state: State, path: Path) -> None:
+        self._cache.load(state)
 
     @property
     def seen(self) -> int:
@@ -260,8 +316,8 @@ class GrowingStream(_TorchStream):
 
     window = None
 
-    def __init__(self, engine: TransformersEngine, limit: int) -> None:
-        super().__init__(engine, stock_cache(engine.model))
+    def __init__(self, engine: TransformersEngine, limit: int, *, reindex: bool) -> None:
+        super().__init__(engine, stock_cache(engine.model), reindex=reindex)
         self.limit_tokens = limit
 
     def _checked(self, tokens: Sequence[int]) -> list[int]:
@@ -275,6 +331,11 @@ class GrowingStream(_TorchStream):
 
     def _piece(self, count: int) -> int:
         return count
+
+    def _fill(self, state: State, path: Path) -> None:
+        load_stock(self._cache, state)
+        if self.seen > self.limit_tokens:
+            raise SnapshotError(f"{path} holds {self.seen} tokens, which do not fit the limit of {self.limit_tokens}")
 
     @property
     def seen(self) -> int:

@@ -1,0 +1,118 @@
+"""What a cache is made of, taken out and put back: numbers that JSON can hold, and tensors on the host.
+
+Knows the ring, its banks, and the layers that a model keeps by itself. Does not know files or transformers; the adapter
+says which layers of a model's own can be saved. What is taken out is a copy: the cache may go on meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwater.cache.bank import Bank
+from headwater.cache.ledger import Ledger
+from headwater.cache.ring import Ring
+from headwater.errors import SnapshotError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """A cache between two steps."""
+
+    numbers: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+    def __or__(self, other: State) -> State:
+        return State(numbers={**self.numbers, **other.numbers}, tensors={**self.tensors, **other.tensors})
+
+
+def ring_state(ring: Ring) -> State:
+    """A ring: only slots that hold something, and the pins' keys as they were written."""
+    ledger = ring.ledger
+    numbers = {
+        "seen": ledger.seen,
+        "gone": ledger.gone,
+        "evicted_at": ledger.evicted_at,
+        "base": ring.base,
+        "batch": next((bank.keys.shape[1] for bank in ring.banks.values()), 0),
+    }
+    tensors = {"positions": torch.tensor(ledger.position_of, dtype=torch.int64)}
+    for index, bank in enumerate(ring.banks.values()):
+        for name, part in _parts(bank, ledger).items():
+            tensors[f"bank.{index}.{name}"] = _copy(part)
+    return State(numbers=numbers, tensors=tensors)
+
+
+def load_ring(ring: Ring, state: State) -> None:
+    """Make an empty ring what it was. Raises SnapshotError for a state that does not fit the ring."""
+    numbers = state.numbers
+    places = state.tensors["positions"].tolist()
+    if len(places) != numbers["seen"] - numbers["gone"] or len(places) > ring.window.budget:
+        raise SnapshotError(f"the snapshot holds {len(places)} tokens, which do not fit a {ring.window}")
+    ring.reset()
+    if not numbers["batch"]:
+        return
+    ring.make_banks(numbers["batch"])
+    ring.base = numbers["base"]
+    ring.ledger = Ledger(
+        window=ring.window,
+        seen=numbers["seen"],
+        gone=numbers["gone"],
+        evicted_at=numbers["evicted_at"],
+        slot_of={position: slot for slot, position in enumerate(places)},
+        position_of=places,
+    )
+    for index, bank in enumerate(ring.banks.values()):
+        for name, part in _parts(bank, ring.ledger).items():
+            _fill(part, state.tensors[f"bank.{index}.{name}"])
+
+
+def _parts(bank: Bank, ledger: Ledger) -> dict[str, Tensor]:
+    """The parts of a bank's buffers that are in use."""
+    pins = min(bank.pins, ledger.seen)
+    return {
+        "keys": bank.keys[..., : ledger.held, :],
+        "values": bank.values[..., : ledger.held, :],
+        "pristine": bank.pristine[..., :pins, :],
+    }
+
+
+def layers_state(layers: Sequence[tuple[int, Any]]) -> State:
+    """Layers of a model's own, with their numbers."""
+    numbers: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    for index, layer in layers:
+        if layer.is_initialized:
+            tensors[f"layer.{index}.keys"], tensors[f"layer.{index}.values"] = _copy(layer.keys), _copy(layer.values)
+        if hasattr(layer, "cumulative_length"):
+            numbers[f"layer.{index}.seen"] = int(layer.cumulative_length)
+    return State(numbers=numbers, tensors=tensors)
+
+
+def load_layers(layers: Sequence[tuple[int, Any]], state: State) -> None:
+    """Make fresh layers of a model's own what they were, on the device that the state's tensors are on."""
+    for index, layer in layers:
+        if (keys := state.tensors.get(f"layer.{index}.keys")) is not None:
+            keys, values = keys.clone(), state.tensors[f"layer.{index}.values"].clone()
+            layer.lazy_initialization(keys, values)
+            layer.keys, layer.values = keys, values
+        if (seen := state.numbers.get(f"layer.{index}.seen")) is not None:
+            layer.cumulative_length = seen
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """On the host, without gaps, in memory of its own."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+
+
+def _fill(target: Tensor, source: Tensor) -> None:
+    if target.shape != source.shape or target.dtype != source.dtype:
+        raise SnapshotError(
+            f"the snapshot has {list(source.shape)} of {source.dtype} where this cache has {list(target.shape)} of "
+            f"{target.dtype}"
+        )
+    target.copy_(source)

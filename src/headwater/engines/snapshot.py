@@ -1,0 +1,227 @@
+"""A stream's cache as a file: written whole or not at all, read only when every byte is as it was written.
+
+Knows the file: the layout of safetensors (eight bytes of length, a JSON header, then the numbers), so that other tools
+can look into it, with all facts as text in the header's metadata. Its last tensor, `digest`, is the XXH3-128 of every
+byte before it. Does not know what the numbers mean: engines do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from headwater.errors import SnapshotError
+from headwater.policies.window import Window
+
+FORMAT, SCHEMA = "headwater-snapshot", 1
+DIGEST, DIGEST_BYTES = "digest", 16
+ALIGNED = 64
+LONGEST_HEADER = 1 << 24
+DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I64": np.int64, "U8": np.uint8}
+"""How safetensors names what there is; NumPy has no bfloat16, whose bits are kept as integers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A tensor of a snapshot: its name in `DTYPES`, and an array of its own."""
+
+    dtype: str
+    array: NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedSnapshot:
+    """A snapshot on the disk, and what it was sealed with."""
+
+    path: Path
+    nbytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What the next step of a stream would use, in memory of its own: the stream may go on meanwhile.
+
+    `fingerprint` is the engine's, `state` what the engine needs beside the tensors, as JSON allows.
+    """
+
+    fingerprint: str
+    window: Window | None
+    reindex: bool
+    state: Mapping[str, Any]
+    parts: Mapping[str, Part]
+
+    def write(self, path: Path | str, notes: Mapping[str, str] | None = None) -> SavedSnapshot:
+        """Put it into a file, readable by its owner alone, in the place of one that is there; `notes` go with it.
+
+        The file is whole and on the disk when this returns; until then the old one stays. Any thread may do it. Raises
+        SnapshotError when the disk does not take it.
+        """
+        path = Path(path)
+        header, body = self._header(notes or {})
+        half = path.with_name(f".{path.name}.{secrets.token_hex(4)}.half")
+        seal, size = xxhash.xxh3_128(), 0
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with os.fdopen(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
+                for piece in (header, *body):
+                    seal.update(piece)
+                    size += _write_all(file, piece)
+                size += _write_all(file, memoryview(seal.digest()))
+                os.fsync(file.fileno())
+            half.replace(path)
+            _sync_folder(path.parent)
+        except OSError as error:
+            half.unlink(missing_ok=True)
+            raise SnapshotError(f"{path} cannot be written: {error.strerror}") from error
+        except BaseException:
+            half.unlink(missing_ok=True)
+            raise
+        return SavedSnapshot(path=path, nbytes=size, digest=seal.hexdigest())
+
+    def _header(self, notes: Mapping[str, str]) -> tuple[memoryview, list[memoryview]]:
+        """What comes first in the file, and the numbers after it."""
+        window = self.window
+        facts = {
+            "format": FORMAT,
+            "schema": str(SCHEMA),
+            "fingerprint": self.fingerprint,
+            "window": json.dumps(None if window is None else [window.budget, window.pins, window.block]),
+            "reindex": json.dumps(self.reindex),
+            "state": json.dumps(self.state),
+            "notes": json.dumps(dict(notes)),
+        }
+        content: dict[str, Any] = {"__metadata__": facts}
+        body: list[memoryview] = []
+        place = 0
+        for name, part in self.parts.items():
+            array = np.ascontiguousarray(part.array)
+            stop = place + array.nbytes
+            content[name] = {"dtype": part.dtype, "shape": list(part.array.shape), "data_offsets": [place, stop]}
+            body.append(array.reshape(-1).view(np.uint8).data)
+            place = stop
+        content[DIGEST] = {"dtype": "U8", "shape": [DIGEST_BYTES], "data_offsets": [place, place + DIGEST_BYTES]}
+        text = json.dumps(content, separators=(",", ":")).encode()
+        text += b" " * (-(8 + len(text)) % ALIGNED)
+        return memoryview(len(text).to_bytes(8, "little") + text), body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What a file held: arrays that share one piece of memory, the engine's `state`, and the caller's `notes`."""
+
+    path: Path
+    arrays: Mapping[str, NDArray[Any]]
+    dtypes: Mapping[str, str]
+    state: Mapping[str, Any]
+    notes: Mapping[str, str]
+
+
+def read_snapshot(
+    path: Path | str, *, fingerprint: str, window: Window | None, reindex: bool, digest: str | None = None
+) -> Content:
+    """The content of a snapshot that this engine can go on from.
+
+    Raises SnapshotError for a file that is missing, cut short, altered by as much as a bit, written by a newer version,
+    of another model, for another window, or (with `digest`) another file than the one meant.
+    """
+    path = Path(path)
+    raw = _read_all(path)
+    length = int.from_bytes(raw[:8].tobytes(), "little")
+    if len(raw) < 8 or length > min(LONGEST_HEADER, max(0, len(raw) - 8)):
+        raise SnapshotError(f"{path} is no snapshot, or is cut short: it has {len(raw)} bytes")
+    try:
+        content = json.loads(raw[8 : 8 + length].tobytes())
+        facts = content.pop("__metadata__")
+        size = 8 + length + content[DIGEST]["data_offsets"][1]
+        known = facts["format"] == FORMAT
+        schema = int(facts["schema"])
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise SnapshotError(f"{path} is no snapshot, or its header is damaged") from error
+    if not known:
+        raise SnapshotError(f"{path} is no snapshot: its format is {facts['format']!r}, not {FORMAT!r}")
+    if schema > SCHEMA:
+        raise SnapshotError(
+            f"{path} was written by a newer Headwater (schema {schema}; this one knows {SCHEMA}); upgrade to read it"
+        )
+    if size != len(raw):
+        raise SnapshotError(f"{path} is cut short or altered: it has {len(raw)} bytes and should have {size}")
+    seal = xxhash.xxh3_128(raw[:-DIGEST_BYTES].data)
+    if seal.digest() != raw[-DIGEST_BYTES:].tobytes():
+        raise SnapshotError(f"{path} is damaged: its content does not match its digest")
+    if digest is not None and digest != seal.hexdigest():
+        raise SnapshotError(f"{path} is another snapshot than the one meant: {seal.hexdigest()}, not {digest}")
+    _check_fits(path, facts, fingerprint, window, reindex)
+    data = raw[8 + length :]
+    return Content(
+        path=path,
+        arrays={name: _array(data, entry) for name, entry in content.items() if name != DIGEST},
+        dtypes={name: entry["dtype"] for name, entry in content.items() if name != DIGEST},
+        state=json.loads(facts["state"]),
+        notes=json.loads(facts["notes"]),
+    )
+
+
+def _check_fits(path: Path, facts: Mapping[str, str], fingerprint: str, window: Window | None, reindex: bool) -> None:
+    if facts["fingerprint"] != fingerprint:
+        raise SnapshotError(
+            f"{path} is of another model, or of other weights or another precision of it: "
+            f"{facts['fingerprint'][:12]}, and this one is {fingerprint[:12]}"
+        )
+    was = json.loads(facts["window"])
+    now = None if window is None else [window.budget, window.pins, window.block]
+    if was != now:
+        raise SnapshotError(f"{path} is for another window: {_in_words(was)}, and {_in_words(now)} is asked for")
+    if json.loads(facts["reindex"]) != reindex:
+        raise SnapshotError(f"{path} was made {'without' if reindex else 'with'} re-indexing")
+
+
+def _in_words(window: list[int] | None) -> str:
+    return "none" if window is None else "budget {}, {} pinned, block {}".format(*window)
+
+
+def _array(data: NDArray[np.uint8], entry: Mapping[str, Any]) -> NDArray[Any]:
+    start, stop = entry["data_offsets"]
+    return data[start:stop].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
+
+
+def _read_all(path: Path) -> NDArray[np.uint8]:
+    try:
+        with path.open("rb", buffering=0) as file:
+            raw = np.empty(os.fstat(file.fileno()).st_size, dtype=np.uint8)
+            place = 0
+            while place < len(raw) and (count := file.readinto(raw[place:].data)):
+                place += count
+    except FileNotFoundError as error:
+        raise SnapshotError(f"{path} is not there") from error
+    except OSError as error:
+        raise SnapshotError(f"{path} cannot be read: {error.strerror}") from error
+    return raw[:place]
+
+
+def _write_all(file: Any, piece: memoryview) -> int:
+    """A raw file may take less than it is given."""
+    place = 0
+    while place < len(piece):
+        place += file.write(piece[place:])
+    return place
+
+
+def _sync_folder(folder: Path) -> None:
+    """The new name is on the disk, too, where folders can be opened."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

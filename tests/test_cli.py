@@ -316,13 +316,14 @@ def test_fetch_draws_bars_on_a_terminal(
 def test_chat_defaults(received: dict[str, Any]):
     assert CliRunner().invoke(cli.headwater, ["chat"], standalone_mode=False).exception is None
     assert received == {
+        "session": None,
         "model": "smollm2",
         "engine": "transformers",
         "system": None,
         "template": None,
         "policy": "streaming-llm",
         "budget": 1024,
-        "sinks": 4,
+        "sinks": None,
         "sampling": Sampling(temperature=0.7, top_k=50, top_p=0.95, min_p=0.0, repetition_penalty=1.1, seed=None),
         "max_tokens": 512,
         "stop": (),
@@ -341,6 +342,16 @@ def test_chat_options(received: dict[str, Any], tmp_path: Path):
     assert (received["model"], received["engine"], received["system"]) == ("a/b", "fake", "S")
     assert (received["policy"], received["budget"], received["max_tokens"]) == ("sliding-window", 9, 7)
     assert received["stop"] == ("END", ".")
+
+
+def test_chat_in_a_session_hands_on_what_was_said_and_no_default(received: dict[str, Any]):
+    assert cli.main(["chat", "--session", "anna", "--budget", "99", "--seed", "3", "--greedy"]) == 0
+    assert received == {
+        **dict.fromkeys(("model", "engine", "system", "template", "policy", "sinks", "max_tokens", "stop")),
+        "session": "anna",
+        "budget": 99,
+        "sampling": {"seed": 3, "temperature": 0.0},
+    }
 
 
 def test_a_template_that_is_not_text_is_refused(

@@ -31,13 +31,13 @@ def talk(*lines: str | type[BaseException], engine: FakeEngine | None = None, **
 
     console = Console(file=io.StringIO(), width=100, highlight=False)
     chat = Chat.open(engine or FakeEngine(), **{"budget": 200, "system": "Be brief.", "sampling": GREEDY, **options})
-    assert Screen(chat, policy="streaming-llm", engine="fake", console=console, read=read).talk() == 0
+    assert Screen(chat, console=console, read=read).talk() == 0
     return console.file.getvalue(), chat  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_the_header_says_what_was_chosen():
     out, _ = talk()
-    assert "fake (fake)" in out
+    assert "· fake" in out
     assert "policy streaming-llm · budget 200 tokens · pinned 19 (prompt 19, sinks 4) · cache 152 B" in out
     assert "greedy, repetition penalty 1.1 · answers up to 512 tokens" in out
 

@@ -170,6 +170,17 @@ class Journal:
                 ),
             )
 
+    def all_or_nothing(self) -> AbstractContextManager[None]:
+        """Everything that is written inside, or nothing."""
+        return self._writing()
+
+    def integrity(self) -> list[str]:
+        """What SQLite itself finds wrong with the file."""
+        with faults(self._path):
+            found = [row[0] for row in self._rows.execute("PRAGMA integrity_check")]
+            strays = self._rows.execute("PRAGMA foreign_key_check").fetchall()
+        return [fault for fault in found if fault != "ok"] + [f"a row of {row[0]} belongs to nothing" for row in strays]
+
     def _writing(self) -> AbstractContextManager[None]:
         return writing(self._rows, self._path)
 

@@ -38,12 +38,10 @@ class Screen:
         self,
         chat: Chat,
         *,
-        policy: str,
-        engine: str,
         console: Console | None = None,
         read: Callable[[str], str] | None = None,
     ) -> None:
-        self.chat, self.policy, self.engine = chat, policy, engine
+        self.chat = chat
         self.console = console if console is not None else Console(highlight=False)
         self.read = read if read is not None else _line_editor()
 
@@ -102,6 +100,8 @@ class Screen:
             self._say(f"cut at {self.chat.max_tokens} tokens (--max-tokens)")
         if now.notice is not None and now.evicted_tokens > evicted_before:
             self._say(now.notice)
+        if now.trouble is not None:
+            self._complain(now.trouble)
         rate = "" if now.tokens_per_s is None else f" · {now.tokens_per_s:.1f} tokens/s"
         self._say(
             f"seen {now.seen} · held {now.held} of {now.budget} · pinned {now.pinned} · "
@@ -163,12 +163,16 @@ class Screen:
     def _header(self) -> None:
         chat, now = self.chat, self.chat.stats()
         name = Text(f"headwater {version('headwater')}", style="bold")
-        self.console.print(name, Text(f"· {chat.engine.name} ({self.engine})"))
+        session = "" if chat.session is None else f" · session {chat.session}, {now.turns} turns so far"
+        self.console.print(name, Text(f"· {chat.engine.name}{session}"))
         self._say(
-            f"policy {self.policy} · budget {now.budget} tokens · {chat.pinning} · cache {size(now.cache_bytes)}\n"
+            f"policy {chat.policy.name} · budget {now.budget} tokens · {chat.pinning} · cache {size(now.cache_bytes)}\n"
             f"{describe_sampling(chat)} · answers up to {chat.max_tokens} tokens\n"
             "/help lists the commands · Ctrl-C stops an answer · Ctrl-D leaves"
         )
+        for said in (now.notice, now.trouble):
+            if said is not None:
+                self._complain(said)
 
     def _write(self, piece: str) -> None:
         """A piece of an answer; control characters are shown, not obeyed."""

@@ -7,7 +7,7 @@ made (`conversation`) or text is cut into pieces (`reader`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -75,7 +75,7 @@ class Chat:
         budget: int | None = None,
         sinks: int | None = None,
         policy: str | Policy[Any] | None = None,
-        sampling: Sampling | None = None,
+        sampling: Sampling | Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
         stop: Sequence[str] | str | None = None,
         template: str | None = None,
@@ -87,7 +87,7 @@ class Chat:
         the longest answer. `template` is a chat template as text, for models without one.
 
         `session` is a name, of a conversation that is kept on the disk and goes on where it ended, or a Path of a file
-        that holds it (a suffix of one's own choice; `headwater.database`). What is left out is as the session had it;
+        that holds one. What is left out is as the session had it, and a mapping as `sampling` changes what it names;
         another policy or budget makes the cache again from the journal; another model or system prompt is refused.
 
         Raises UsageError and its kinds for values that do not fit, ModelMissing, UnsupportedModel for a template
@@ -263,6 +263,11 @@ class Chat:
     def system(self) -> str | None:
         """The system prompt; None leaves it to the model's template."""
         return self._talk.system
+
+    @property
+    def session(self) -> str | None:
+        """The name of the session that keeps it, if one does."""
+        return None if self._keeper is None else self._keeper.name
 
     @property
     def pinning(self) -> str:

@@ -41,12 +41,15 @@ class Settings:
         policy: str | Policy[Any] | None = None,
         budget: int | None = None,
         sinks: int | None = None,
-        sampling: Sampling | None = None,
+        sampling: Sampling | Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
         stop: Sequence[str] | str | None = None,
     ) -> Settings:
-        """`stored` is what `as_json` gave. Raises UsageError for values that do not fit, and for another model, engine
-        or template than those of the session, whose tokens they would not be."""
+        """`stored` is what `as_json` gave; a mapping as `sampling` changes what it names.
+
+        Raises UsageError for values that do not fit, and for another model, engine or template than those of the
+        session, whose tokens they would not be.
+        """
         for name, given in (("model", model), ("engine", engine), ("template", template)):
             if stored and given is not None and given != stored[name]:
                 shown = "another one" if name == "template" else f"{given!r}"
@@ -55,8 +58,8 @@ class Settings:
                     f"the session was begun with {was} as its {name}, and {shown} was given; leave {name} out, or take "
                     "another session (headwater sessions export and import carry a conversation over)"
                 )
-        if sampling is None:
-            sampling = Sampling(**stored["sampling"]) if stored else Sampling()
+        if not isinstance(sampling, Sampling):
+            sampling = Sampling(**{**(stored["sampling"] if stored else {}), **(sampling or {})})
         stops = checked_stops(stop if stop is not None else stored["stop"] if stored else ())
         return cls(
             model=model or (stored["model"] if stored else MODEL),

@@ -6,58 +6,28 @@ Knows where standard input and output lead. Does not know how a conversation wor
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, redirect_stdout
-from dataclasses import fields
+from typing import Any
 
-from headwater.chat.sampling import Sampling
 from headwater.chat.session import Chat
 from headwater.errors import InputFileError, UsageError
-from headwater.policies import POLICIES
 
 
-def run(
-    *,
-    model: str,
-    engine: str,
-    system: str | None,
-    template: str | None,
-    policy: str,
-    budget: int,
-    sinks: int | None,
-    sampling: Sampling,
-    max_tokens: int,
-    stop: Sequence[str],
-) -> int:
+def run(*, model: str | None, engine: str | None, **options: Any) -> int:
     """Chat on the terminal until the user leaves; without one, answer the whole of standard input as one message.
 
-    `sinks` is for the policies that have them. Returns the exit code.
+    `options` are those of `Chat.open`; None is the default, or what the session has. Returns the exit code.
     """
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     message = None if terminal else _whole_input()
-    with _loading(model) if terminal else redirect_stdout(sys.stderr):
-        chat = Chat.open(
-            model,
-            engine=engine,
-            system=system,
-            template=template,
-            policy=policy,
-            budget=budget,
-            sinks=sinks if _has_sinks(policy) else None,
-            sampling=sampling,
-            max_tokens=max_tokens,
-            stop=stop,
-        )
+    with _loading(model or "the model") if terminal else redirect_stdout(sys.stderr):
+        chat = Chat.open(model, engine=engine, **options)
     with chat:
         if message is not None:
             return _answer(chat, message)
         from headwater.chat.screen import Screen
 
-        return Screen(chat, policy=policy, engine=engine).talk()
-
-
-def _has_sinks(policy: str) -> bool:
-    return policy in POLICIES and any(field.name == "sinks" for field in fields(POLICIES[policy]))
+        return Screen(chat).talk()
 
 
 def _loading(model: str) -> AbstractContextManager[object]:
@@ -85,8 +55,10 @@ def _answer(chat: Chat, message: str) -> int:
         sys.stdout.flush()
     sys.stdout.write("\n")
     sys.stdout.flush()
-    if (notice := chat.stats().notice) is not None:
-        print(f"headwater: {notice}", file=sys.stderr)
+    now = chat.stats()
+    for said in (now.notice, now.trouble):
+        if said is not None:
+            print(f"headwater: {said}", file=sys.stderr)
     if not chat.turns[-1].finished:
         print(f"headwater: the answer was cut at {chat.max_tokens} tokens (--max-tokens)", file=sys.stderr)
     return 0

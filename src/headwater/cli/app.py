@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import click
 
 from headwater import __version__
-from headwater.cli import advise, chat, measure, models, policies, replay, trace
+from headwater.cli import advise, chat, measure, models, policies, replay, sessions, trace
 from headwater.cli.options import Commands, Door, debug
 from headwater.errors import HeadwaterError, UsageError
 
@@ -25,6 +25,7 @@ COMMANDS: tuple[click.Command, ...] = (
     models.models,
     policies.policies,
     replay.replay,
+    sessions.sessions,
     trace.trace,
 )
 SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True, "max_content_width": 100}

@@ -22,10 +22,13 @@ from headwater.cli.options import (
 )
 from headwater.errors import UsageError
 
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+
 
 @click.command()
 @model_option
 @engine_option
+@click.option("--session", metavar="NAME", help="Keep the conversation on the disk, and go on where it ended.")
 @click.option("--system", help="System prompt; pinned, so it is never forgotten.")
 @click.option("--template", type=READABLE, help="Jinja chat template, for a model that has none.")
 @click.option("--policy", type=Name("policy", policy_names), default="streaming-llm", help="What leaves a full cache.")
@@ -42,37 +45,29 @@ from headwater.errors import UsageError
 @click.option("--stop", multiple=True, metavar="TEXT", help="Text that ends an answer; repeatable.")
 @debug
 @click.pass_context
-def chat(
-    context: click.Context,
-    template: Path | None,
-    greedy: bool,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    repetition_penalty: float,
-    seed: int | None,
-    **options: Any,
-) -> int:
+def chat(context: click.Context, session: str | None, template: Path | None, greedy: bool, **options: Any) -> int:
     """Chat without end; piped, print the answers alone."""
     if greedy and was_given(context, "temperature"):
         raise UsageError("--greedy and --temperature cannot both be given; --greedy is --temperature 0")
-    if was_given(context, "sinks") and not _takes_sinks(options["policy"]):
+    if was_given(context, "sinks") and was_given(context, "policy") and not _takes_sinks(options["policy"]):
         raise UsageError(
             f"policy {options['policy']!r} has no sinks; leave --sinks out, or take --policy streaming-llm"
         )
     from headwater.chat.sampling import Sampling
     from headwater.chat.terminal import run
 
-    sampling = Sampling(
-        temperature=0.0 if greedy else temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
+    given = {name: value for name, value in options.items() if session is None or was_given(context, name)}
+    if not was_given(context, "sinks"):
+        given.pop("sinks", None)  # every policy has its own default, or none
+    drawing = {name: given.pop(name) for name in SAMPLING if name in given}
+    if greedy:
+        drawing["temperature"] = 0.0
+    return run(
+        session=session,
+        template=None if template is None else text_of(template),
+        sampling=Sampling(**drawing) if session is None else drawing,
+        **{name: given.get(name) for name in options if name not in SAMPLING},
     )
-    return run(template=None if template is None else text_of(template), sampling=sampling, **options)
 
 
 def _takes_sinks(policy: str) -> bool:

@@ -134,6 +134,33 @@ def read_snapshot(
     Raises SnapshotError for a file that is missing, cut short, altered by as much as a bit, written by a newer version,
     of another model, for another window, or (with `digest`) another file than the one meant.
     """
+    sealed = check_snapshot(path)
+    if digest is not None and digest != sealed.digest:
+        raise SnapshotError(f"{path} is another snapshot than the one meant: {sealed.digest}, not {digest}")
+    _check_fits(sealed.path, sealed.facts, fingerprint, window, reindex)
+    entries = {name: entry for name, entry in sealed.entries.items() if name != DIGEST}
+    return Content(
+        path=sealed.path,
+        arrays={name: _array(sealed.data, entry) for name, entry in entries.items()},
+        dtypes={name: entry["dtype"] for name, entry in entries.items()},
+        state=json.loads(sealed.facts["state"]),
+        notes=json.loads(sealed.facts["notes"]),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sealed:
+    """A file whose bytes are as they were written: the header's `facts`, where each tensor lies, and the numbers."""
+
+    path: Path
+    facts: Mapping[str, str]
+    entries: Mapping[str, Any]
+    data: NDArray[np.uint8]
+    digest: str
+
+
+def check_snapshot(path: Path | str) -> Sealed:
+    """Raises SnapshotError unless a file is a whole snapshot, whatever model and window it is for."""
     path = Path(path)
     raw = _read_all(path)
     length = int.from_bytes(raw[:8].tobytes(), "little")
@@ -158,17 +185,7 @@ def read_snapshot(
     seal = xxhash.xxh3_128(raw[:-DIGEST_BYTES].data)
     if seal.digest() != raw[-DIGEST_BYTES:].tobytes():
         raise SnapshotError(f"{path} is damaged: its content does not match its digest")
-    if digest is not None and digest != seal.hexdigest():
-        raise SnapshotError(f"{path} is another snapshot than the one meant: {seal.hexdigest()}, not {digest}")
-    _check_fits(path, facts, fingerprint, window, reindex)
-    data = raw[8 + length :]
-    return Content(
-        path=path,
-        arrays={name: _array(data, entry) for name, entry in content.items() if name != DIGEST},
-        dtypes={name: entry["dtype"] for name, entry in content.items() if name != DIGEST},
-        state=json.loads(facts["state"]),
-        notes=json.loads(facts["notes"]),
-    )
+    return Sealed(path=path, facts=facts, entries=content, data=raw[8 + length :], digest=seal.hexdigest())
 
 
 def _check_fits(path: Path, facts: Mapping[str, str], fingerprint: str, window: Window | None, reindex: bool) -> None:

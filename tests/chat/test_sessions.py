@@ -293,6 +293,20 @@ def test_another_tokenizer_reads_again_what_was_said(file: Path):
     assert stream_of(again).tokens == again._talk.held_ids().tolist()
 
 
+def test_what_was_said_can_be_read_after_the_end(file: Path):
+    first = opened(file)
+    talked(first, 30)
+    first.close()
+    again = restored(file)
+    assert again._talk.ledger.past_turns > 0
+    said(again)
+    messages = again.messages
+    again.close()
+    again.close()
+    assert again.messages == messages
+    assert len(again.turns) == 62
+
+
 def test_two_chats_in_one_session_are_refused(file: Path):
     first = opened(file)
     with pytest.raises(SessionBusy):

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -115,19 +114,6 @@ def test_a_file_that_may_not_grow_stops_the_recording_and_a_later_one_ends_it(wh
     np.testing.assert_array_equal(trace.whole(), expected[:, : trace.tokens - 1, : trace.tokens])
     recorder.record(tmp_path / "trace")
     assert chunk_files(tmp_path / "trace") == chunk_files(whole)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MB, where this process may mount one."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = shutil.which("mount")
-    done = mount and subprocess.run([mount, "-t", "tmpfs", "-o", "size=2m", "tmpfs", place], capture_output=True)
-    if not done or done.returncode:
-        pytest.skip("this process may not mount a file system")
-    yield place
-    subprocess.run(["umount", place], check=True)
 
 
 def test_a_disk_that_is_really_full_leaves_a_trace_that_goes_on_when_there_is_room(whole: Path, small_disk: Path):

@@ -108,7 +108,9 @@ def _parsed(opened: Opened, lines: Iterable[bytes], source: str) -> Iterator[tup
                 "take turns, beginning with the user's"
             )
         chapter = chapter or _begin(opened, None, where)
-        turn = Turn(role=role, text=_text(text, where), start=0, stop=0, finished=bool(said.get("finished", True)))
+        turn = Turn(
+            role=ROLES[turns % 2], text=_text(text, where), start=0, stop=0, finished=bool(said.get("finished", True))
+        )
         created = said.get("time") if isinstance(said.get("time"), str) else now()
         yield chapter, Entry(number=turns, turn=turn, ids=array("q"), gone_tokens=0, created=str(created))
         turns += 1

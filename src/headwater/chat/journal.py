@@ -64,29 +64,29 @@ class Journal:
     """The rows of one session. Raises StoreError when the disk or the file will not do what is asked."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, session: int) -> None:
-        self._rows, self._path, self._id = connection, path, session
+        self._rows, self.path, self.id = connection, path, session
 
     # What the session is.
 
     @property
     def settings(self) -> dict[str, Any]:
         """What the session was opened with last, as JSON allows."""
-        return json.loads(self._one("SELECT settings FROM sessions WHERE id = ?", self._id)[0])
+        return json.loads(self._one("SELECT settings FROM sessions WHERE id = ?", self.id)[0])
 
     def keep_settings(self, settings: Mapping[str, Any]) -> None:
         """Remember what the session is opened with."""
         with self._writing():
             self._rows.execute(
-                "UPDATE sessions SET settings = ? WHERE id = ?", (json.dumps(settings, sort_keys=True), self._id)
+                "UPDATE sessions SET settings = ? WHERE id = ?", (json.dumps(settings, sort_keys=True), self.id)
             )
 
     def chapter(self, number: int | None = None) -> Chapter | None:
         """A chapter, by default the latest; None before the first."""
-        with faults(self._path):
+        with faults(self.path):
             row = self._rows.execute(
                 "SELECT number, system, wording, head FROM chapters WHERE session = ? AND number = "
                 "coalesce(?, (SELECT chapter FROM sessions WHERE id = ?))",
-                (self._id, number, self._id),
+                (self.id, number, self.id),
             ).fetchone()
         if row is None:
             return None
@@ -96,12 +96,12 @@ class Journal:
     def begin(self, *, system: str | None, wording: str | None, head: Sequence[int] | None) -> int:
         """Open the next chapter; returns its number."""
         with self._writing():
-            (number,) = self._one("SELECT coalesce(max(number), 0) + 1 FROM chapters WHERE session = ?", self._id)
+            (number,) = self._one("SELECT coalesce(max(number), 0) + 1 FROM chapters WHERE session = ?", self.id)
             self._rows.execute(
                 "INSERT INTO chapters VALUES (?, ?, ?, ?, ?, ?)",
-                (self._id, number, system, wording, None if head is None else _blob(head), now()),
+                (self.id, number, system, wording, None if head is None else _blob(head), now()),
             )
-            self._rows.execute("UPDATE sessions SET chapter = ?, updated = ? WHERE id = ?", (number, now(), self._id))
+            self._rows.execute("UPDATE sessions SET chapter = ?, updated = ? WHERE id = ?", (number, now(), self.id))
         return number
 
     # Turns.
@@ -110,32 +110,32 @@ class Journal:
         """Write a turn down; it is on the disk when this returns. Raises StoreError for one that does not come next."""
         turn = entry.turn
         row = (
-            *(self._id, chapter, entry.number, turn.role, turn.text, turn.start, turn.stop, _blob(entry.ids)),
+            *(self.id, chapter, entry.number, turn.role, turn.text, turn.start, turn.stop, _blob(entry.ids)),
             *(turn.finished, turn.evicted.tokens, turn.evicted.turns, entry.gone_tokens, entry.created),
             json.dumps(entry.details),
         )
         with self._writing():
             if entry.number != self.count(chapter):
                 raise StoreError(
-                    f"turn {entry.number} does not come next: {self._path} has {self.count(chapter)} turns of this "
+                    f"turn {entry.number} does not come next: {self.path} has {self.count(chapter)} turns of this "
                     "conversation; was it changed by another program?"
                 )
             self._rows.execute(f"INSERT INTO turns VALUES ({', '.join('?' * len(row))})", row)
-            self._rows.execute("UPDATE sessions SET updated = ? WHERE id = ?", (now(), self._id))
+            self._rows.execute("UPDATE sessions SET updated = ? WHERE id = ?", (now(), self.id))
 
     def count(self, chapter: int) -> int:
         """How many turns a chapter has."""
         return self._one(
-            "SELECT coalesce(max(number) + 1, 0) FROM turns WHERE session = ? AND chapter = ?", self._id, chapter
+            "SELECT coalesce(max(number) + 1, 0) FROM turns WHERE session = ? AND chapter = ?", self.id, chapter
         )[0]
 
     def entries(self, chapter: int, first: int = 0, stop: int | None = None) -> Iterator[Entry]:
         """The turns `[first, stop)` of a chapter in order, read as they are asked for."""
-        with faults(self._path):
+        with faults(self.path):
             rows = self._rows.execute(
                 f"SELECT {_TURN} FROM turns WHERE session = ? AND chapter = ? AND number >= ? AND number < ? "
                 "ORDER BY number",
-                (self._id, chapter, first, 1 << 62 if stop is None else stop),
+                (self.id, chapter, first, 1 << 62 if stop is None else stop),
             )
             for row in rows:
                 yield _entry(row)
@@ -146,11 +146,11 @@ class Journal:
 
     def from_position(self, chapter: int, position: int, *, before: int) -> int:
         """The number of the turn that covers a position, looked for from turn `before` backwards; a user's."""
-        with faults(self._path):
+        with faults(self.path):
             rows = self._rows.execute(
                 "SELECT number FROM turns WHERE session = ? AND chapter = ? AND number < ? AND start <= ? "
                 "ORDER BY number DESC LIMIT 1",
-                (self._id, chapter, before, position),
+                (self.id, chapter, before, position),
             ).fetchone()
         return 0 if rows is None else rows[0] // 2 * 2
 
@@ -159,13 +159,13 @@ class Journal:
         with self._writing():
             self._rows.execute(
                 "UPDATE chapters SET wording = ?, head = ? WHERE session = ? AND number = ?",
-                (wording, _blob(head), self._id, chapter),
+                (wording, _blob(head), self.id, chapter),
             )
             self._rows.executemany(
                 "UPDATE turns SET start = ?, stop = ?, ids = ?, evicted_tokens = 0, evicted_turns = 0, "
                 "gone_tokens = 0 WHERE session = ? AND chapter = ? AND number = ?",
                 (
-                    (entry.turn.start, entry.turn.stop, _blob(entry.ids), self._id, chapter, entry.number)
+                    (entry.turn.start, entry.turn.stop, _blob(entry.ids), self.id, chapter, entry.number)
                     for entry in entries
                 ),
             )
@@ -176,16 +176,16 @@ class Journal:
 
     def integrity(self) -> list[str]:
         """What SQLite itself finds wrong with the file."""
-        with faults(self._path):
+        with faults(self.path):
             found = [row[0] for row in self._rows.execute("PRAGMA integrity_check")]
             strays = self._rows.execute("PRAGMA foreign_key_check").fetchall()
         return [fault for fault in found if fault != "ok"] + [f"a row of {row[0]} belongs to nothing" for row in strays]
 
     def _writing(self) -> AbstractContextManager[None]:
-        return writing(self._rows, self._path)
+        return writing(self._rows, self.path)
 
     def _one(self, query: str, *values: Any) -> Any:
-        with faults(self._path):
+        with faults(self.path):
             return self._rows.execute(query, values).fetchone()
 
 

@@ -117,8 +117,11 @@ class Keeper:
         self._write(_Unwritten(what="a message", write=lambda: self.journal.add(self._chapter, entry)))
 
     def earlier(self, count: int) -> tuple[Turn, ...]:
-        """The first so many turns of the conversation."""
-        return tuple(entry.turn for entry in self.journal.entries(self._chapter, 0, count)) if count else ()
+        """The first so many turns of the conversation; after `close`, too."""
+        if not count:
+            return ()
+        with self.opened.reading() as journal:
+            return tuple(entry.turn for entry in journal.entries(self._chapter, 0, count))
 
     @property
     def _turns(self) -> int:

@@ -281,8 +281,6 @@ class Chat:
     @property
     def turns(self) -> tuple[Turn, ...]:
         """Every turn so far, with its place in the stream and what left to make room for it."""
-        if self._said is not None:
-            return self._said
         earlier = () if self._keeper is None else self._keeper.earlier(self._talk.ledger.past_turns)
         return (*earlier, *self._talk.ledger.turns)
 
@@ -381,7 +379,6 @@ class Chat:
         except HeadwaterError as error:
             self._notice = f"the cache was not saved: {error}"
         finally:
-            self._said = self.turns  # the journal is closed with the session
             self._keeper.close(whole)
 
     def __enter__(self) -> Self:
@@ -418,7 +415,6 @@ class Chat:
         self._notice = notice
         self._ttft_s: float | None = None
         self._tokens_per_s: float | None = None
-        self._said: tuple[Turn, ...] | None = None
 
     def _check_open(self) -> None:
         if self._closed:

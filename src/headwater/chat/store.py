@@ -11,6 +11,8 @@ import os
 import re
 import sqlite3
 import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +54,15 @@ class Opened:
     folder: Path
     lock: FileLock | None
     connection: sqlite3.Connection
+
+    @contextmanager
+    def reading(self) -> Iterator[Journal]:
+        """The journal to read from, even when the session was given back."""
+        if self.lock is not None:
+            yield self.journal
+            return
+        with closing(open_database(self.journal.path)) as connection:
+            yield Journal(connection, self.journal.path, self.journal.id)
 
     def close(self) -> None:
         """Give it back."""

@@ -160,7 +160,7 @@ def exactness(engine: Any, text: list[int], length: int) -> dict[str, Any]:
     """Largest difference of a logit between the ring and its slow twin, token by token in float32."""
     model = engine.model
     cache = WindowCache(model, 256, block=1)
-    _, shapes, _ = examine(model, model.base_model)
+    shapes = examine(model).shapes
     twin = RawKeys([shape for shape in shapes if shape is not None], [None] * len(shapes), cache.window)
     ids = torch.tensor([text[:length]])
     largest = scale = 0.0

@@ -15,7 +15,7 @@ from tests import tiny
 
 def rotations(name: str, **changes: Any) -> list[tuple[str, int, float] | None]:
     model = tiny.build(name, **changes)
-    _, shapes, _ = examine(model, model.base_model)
+    shapes = examine(model).shapes
     known = [shape.rotation if shape else None for shape in shapes]
     return [(r.layout, r.pairs, round(r.frequencies[-1], 6)) if r else None for r in known]
 
@@ -37,7 +37,7 @@ def test_interleaved_pairs_are_told_from_halves() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_precise_enough(dtype: torch.dtype) -> None:
     model = tiny.build("gemma3", dtype=dtype)
-    _, shapes, _ = examine(model, model.base_model)
+    shapes = examine(model).shapes
     found = [s.rotation.frequencies[-1] for s in shapes if s and s.rotation]
     assert found == pytest.approx([0.001, 3.16e-05] * 2, rel=1e-2)  # the buffers themselves are rounded
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headwater.cache.adapter import RingLayer, WindowCache, examine
+from headwater.cache.adapter import RingLayer, WindowCache, examine, stock_cache
 from headwater.errors import UnsupportedModel
 from headwater.policies.window import Window
 from tests import tiny
@@ -28,7 +28,7 @@ def short(name: str) -> dict[str, Any]:
 
 
 def twin_of(model: Any, window: Window, *, reindex: bool = True) -> RawKeys:
-    stock, shapes, _ = examine(model, model.base_model)
+    stock, shapes = stock_cache(model).layers, examine(model).shapes
     known = [shape for shape in shapes if shape is not None]
     return RawKeys(known, [getattr(layer, "sliding_window", None) for layer in stock], window, reindex=reindex)
 

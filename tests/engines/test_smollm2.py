@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,3 +69,24 @@ def test_positions_that_moved_on_change_nothing_when_reindexed_and_ruin_the_text
             stream.close()
     assert perplexities[True, 65_536] == pytest.approx(perplexities[True, 0], rel=1e-3)
     assert perplexities[False, 65_536] > 5 * perplexities[False, 0]
+
+
+def test_a_restored_stream_says_what_the_uninterrupted_one_says(
+    smollm2: Engine, text: list[int], tmp_path: Path
+) -> None:
+    """200 greedy tokens, saved after the ring has wrapped."""
+    window = Window.of(200, pins=4)
+    stream = smollm2.open(window)
+    logits = stream.feed(text[:600])
+    saved = stream.save(tmp_path / "s")
+    again = smollm2.restore(saved.path, window)
+    assert again.logits is not None
+    said: list[list[int]] = []
+    for each, last in ((stream, logits), (again.stream, again.logits)):
+        tokens = [int(last.argmax())]
+        while len(tokens) < 200:
+            tokens.append(int(each.feed(tokens[-1:]).argmax()))
+        said.append(tokens)
+        each.close()
+    assert said[0] == said[1]
+    assert len(set(said[0])) > 20

@@ -8,6 +8,7 @@ this very cache is passed), what the masks must be told, and which calls cannot 
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
 import headwater.cache.versions  # noqa: F401  first: other releases lack what is imported below
@@ -83,8 +84,8 @@ class WindowCache(Cache):
     (G. Xiao et al., arXiv 2309.17453). 0 is a pure sliding window. pinned: length of a prefix that is never evicted,
     e.g. a system prompt. block: how many tokens leave at a time; default a sixteenth of the window, 1 is the rule of
     the papers. reindex: "auto" keeps the pins right before the window in the model's positions; "none" leaves them
-    where they were,
-        which breaks once their distance passes about 1.5 times the trained length.
+    where they were, which breaks once their distance passes about 1.5 times the trained length. examined: what
+    `examine(model)` found, for one who makes many caches of a model; left out, the model is examined now.
 
     The cache belongs to `model`, may be passed to `generate` or to the model again and again, and holds one
     conversation (rows of a batch advance together); `reset()` starts over and gives the memory back. Raises
@@ -103,6 +104,8 @@ class WindowCache(Cache):
         pinned: int = 0,
         block: int | None = None,
         reindex: str = "auto",
+        *,
+        examined: Examined | None = None,
     ) -> None:
         for name, value in (("sinks", sinks), ("pinned", pinned)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -111,7 +114,8 @@ class WindowCache(Cache):
             raise UsageError(f"reindex must be 'auto' or 'none', got {reindex!r}")
         window = Window.of(budget, max(sinks, pinned), block)
         base = _base_model(model)
-        stock, shapes, rope_limit = examine(model, base)
+        found = examine(model) if examined is None else examined
+        stock, shapes, rope_limit = list(stock_cache(model).layers), found.shapes, found.rope_limit
         own = [index for index, layer in enumerate(stock) if type(layer) is DynamicLayer]
         if not own:
             raise UnsupportedModel(
@@ -397,9 +401,18 @@ def _base_model(model: PreTrainedModel) -> nn.Module:
     return model.base_model
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """What each layer of a model caches (None: no keys), and the position that its rotary frequencies hold up to."""
+
+    shapes: tuple[Shape | None, ...]
+    rope_limit: int | None
+
+
 @torch.no_grad()
-def examine(model: PreTrainedModel, base: nn.Module) -> tuple[list[Any], list[Shape | None], int | None]:
-    """Fresh layers of the model's own cache, what each layer caches (None: no keys), and the rotary limit."""
+def examine(model: PreTrainedModel) -> Examined:
+    """Run a few tokens and see. Raises UnsupportedModel for a model whose positions cannot be re-indexed."""
+    base = _base_model(model)
     rope = read_rope(base)
     if not rope.frequencies:
         raise UnsupportedModel(
@@ -417,4 +430,4 @@ def examine(model: PreTrainedModel, base: nn.Module) -> tuple[list[Any], list[Sh
     for index, layer in enumerate(probe.layers):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         shapes.append(None if keys is None or values is None else identify(index, keys, values, rope))
-    return list(stock_cache(model).layers), shapes, rope.last_position
+    return Examined(shapes=tuple(shapes), rope_limit=rope.last_position)

@@ -19,7 +19,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headwater.cache.adapter import WindowCache, load_stock, stock_bytes, stock_cache, stock_state
+from headwater.cache.adapter import (
+    Examined,
+    WindowCache,
+    examine,
+    load_stock,
+    stock_bytes,
+    stock_cache,
+    stock_state,
+)
 from headwater.cache.saved import State
 from headwater.engines.attention import Watcher
 from headwater.engines.base import AttentionBlock, Engine, Evicted, ModelFacts, Restored, Stream
@@ -49,6 +57,7 @@ class TransformersEngine(Engine):
         self.template = template or tokenizer.chat_template
         self._watcher: Watcher | None = None
         self._fingerprint: str | None = None
+        self._examined: Examined | None = None
         text = model.config.get_text_config(decoder=True)
         self.vocab_size = int(text.vocab_size)
         self.context_length = int(getattr(text, "max_position_embeddings", 0) or 2**31)
@@ -94,6 +103,12 @@ class TransformersEngine(Engine):
                 f"limit_tokens must be between 1 and the trained length of {self.context_length}, got {limit}"
             )
         return GrowingStream(self, limit, reindex=reindex)
+
+    def examined(self) -> Examined:
+        """What the model caches, found out once."""
+        if self._examined is None:
+            self._examined = examine(self.model)
+        return self._examined
 
     @property
     def fingerprint(self) -> str:
@@ -272,6 +287,7 @@ class WindowStream(_TorchStream):
             pinned=window.pins,
             block=window.block,
             reindex="auto" if reindex else "none",
+            examined=engine.examined(),
         )
         cache.stepwise = True
         super().__init__(engine, cache, reindex=reindex)

@@ -62,7 +62,33 @@ CREATE TABLE turns (
 ) STRICT;
 """
 
-MIGRATIONS: tuple[str, ...] = (JOURNAL,)
+MEMORY = """
+CREATE TABLE passages (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    key TEXT NOT NULL UNIQUE,
+    conversation TEXT NOT NULL,
+    source TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    text TEXT NOT NULL,
+    context TEXT NOT NULL,
+    said TEXT NOT NULL,
+    embedder TEXT NOT NULL,
+    vector BLOB
+) STRICT;
+CREATE INDEX passages_in_order ON passages (conversation, source, number);
+CREATE INDEX passages_by_embedder ON passages (embedder, id);
+CREATE VIRTUAL TABLE passage_words USING fts5 (
+    text, context, content = 'passages', content_rowid = 'id', tokenize = 'porter unicode61'
+);
+CREATE TRIGGER passages_added AFTER INSERT ON passages BEGIN
+    INSERT INTO passage_words (rowid, text, context) VALUES (new.id, new.text, new.context);
+END;
+CREATE TRIGGER passages_gone AFTER DELETE ON passages BEGIN
+    INSERT INTO passage_words (passage_words, rowid, text, context) VALUES ('delete', old.id, old.text, old.context);
+END;
+"""
+
+MIGRATIONS: tuple[str, ...] = (JOURNAL, MEMORY)
 """What makes each version of the schema out of the one before; the version of a file is how many were applied."""
 
 

@@ -16,6 +16,7 @@ The doors translate this tree once: the command line to an exit code, a server t
     ├── StoreError                 the user's database cannot be read or written; says why and what to do
     │   └── SessionBusy            a session that another process has open; says which
     ├── SnapshotError              a snapshot of a cache that cannot be used: truncated, altered, of another model
+    ├── MemoryFault                what was said cannot be kept or found again; a chat goes on without
     ├── TraceNotStored             a recording that the disk would not take; says what is there and how to go on
     ├── MissingExtra               an optional dependency is not installed; says the command
     ├── UnsupportedVersion         a dependency is installed in a release that was never tested; says the range
@@ -87,6 +88,10 @@ class SessionBusy(StoreError):
 
 class SnapshotError(HeadwaterError):
     """A snapshot of a cache that cannot be used; the text says why."""
+
+
+class MemoryFault(HeadwaterError):
+    """What was said cannot be kept or found again; the text says why. A chat goes on without."""
 
 
 class TraceNotStored(HeadwaterError):

@@ -1,0 +1,256 @@
+"""Passages kept and found again: against the slow twin, and through everything that can go wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headwater.errors import InputFileError, MemoryFault
+from headwater.memory import Memory, Passage
+from headwater.memory.documents import pieces
+from headwater.memory.embedder import StaticEmbedder, unit
+from headwater.memory.memory import BATCH
+from headwater.memory.vectors import SHORTLIST, Vectors
+from headwater.memory.words import words_of
+from tests.reference import recall as twin
+
+WORDS = ["boat", "river", "anna", "oslo", "train", "hotel", "booking", "number", "violin", "rain", "café", "日本", "42"]
+
+
+class Hashed:
+    """Vectors that depend on the words alone."""
+
+    name, dim = "hashed", 32
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        out = np.zeros((len(texts), self.dim), dtype=np.float32)
+        for row, text in enumerate(texts):
+            for word in text.lower().split():
+                seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:4], "little")
+                out[row] += np.random.default_rng(seed).standard_normal(self.dim).astype(np.float32)
+        return unit(out)
+
+
+def said(number: int, text: str, conversation: str = "c") -> Passage:
+    return Passage(key=f"{conversation}:{number}", conversation=conversation, number=number, text=text, when="then")
+
+
+def talk(count: int, seed: int = 0, conversation: str = "c") -> list[Passage]:
+    chance = random.Random(seed)
+    return [said(n, " ".join(chance.choices(WORDS, k=chance.randrange(3, 9))), conversation) for n in range(1, count)]
+
+
+def keys(memory: Memory, text: str, **options: object) -> list[str]:
+    return [each.passage.key for each in memory.recall(text, **{"conversation": "c", "limit": 100, **options})]  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("embedder", [Hashed(), None], ids=["both", "words alone"])
+@pytest.mark.parametrize("count", [2, 9, 40, 300])
+def test_it_finds_what_the_slow_twin_finds(embedder: Hashed | None, count: int):
+    memory, passages = Memory(embedder=embedder), [*talk(count), *talk(20, 1, "other")]
+    for start in range(0, len(passages), 7):  # the context reaches back over what was kept earlier
+        memory.remember(passages[start : start + 7])
+    chance = random.Random(count)
+    for _ in range(20):
+        text = " ".join(chance.choices([*WORDS, "the", "unknown"], k=chance.randrange(1, 6)))
+        found = keys(memory, text)
+        assert found == twin.recall(passages, embedder, text, "c"), text
+        assert not any(key.startswith("other") for key in found)
+
+
+def test_the_twin_ranks_by_hand():
+    passages = [said(1, "the boat sank"), said(2, "it was red"), said(3, "we ate"), said(4, "nothing at all")]
+    assert twin.recall(passages, None, "boat", "c") == ["c:1", "c:2", "c:3", "c:4"]
+    assert twin.recall(passages, None, "red boat?", "c")[:2] == ["c:2", "c:1"]
+    assert twin.recall(passages, None, "zebra", "c") == []
+
+
+def test_the_nearest_of_many_are_those_of_a_full_comparison():
+    """The short list by signs loses next to none of the ten best."""
+    chance = np.random.default_rng(0)
+    centres = unit(chance.standard_normal((50, 256)).astype(np.float32))
+    full = unit(np.repeat(centres, 200, axis=0) + 0.05 * chance.standard_normal((10_000, 256)).astype(np.float32))
+    vectors = Vectors(256)
+    for start in range(0, len(full), 999):
+        rows = np.arange(start, min(start + 999, len(full)))
+        vectors.add(rows, rows % 2, full[rows])
+    assert len(full) > SHORTLIST
+    found = 0
+    for query in full[::500]:
+        nearest, cosines = vectors.nearest(query, 10, np.array([0, 1]))
+        exact = np.argsort(-(full @ query), kind="stable")[:10]
+        found += len(set(nearest.tolist()) & set(exact.tolist()))
+        assert (np.diff(cosines) <= 0).all()
+        odd, _ = vectors.nearest(query, 10, np.array([1]))
+        assert (odd % 2 == 1).all()
+    assert found >= 0.97 * 200
+
+
+def test_the_small_model_knows_what_is_alike():
+    embedder = StaticEmbedder()
+    dog, puppy, train = embedder.embed(["my dog barks", "a puppy was barking", "the train to Oslo is late"])
+    assert dog @ puppy > 0.5 > dog @ train
+    np.testing.assert_allclose(np.linalg.norm([dog, puppy, train], axis=1), 1, rtol=1e-5)
+    assert not embedder.embed([""]).any()
+    memory = Memory()
+    memory.remember([said(1, "My dog is called Rex."), said(2, "I work in a bank."), said(3, "Rain is forecast.")])
+    assert keys(memory, "What is the name of my puppy?")[0] == "c:1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "   ",
+        '"',
+        'AND OR NOT NEAR("',
+        "text:boat*",
+        "a" * 100_000,
+        "\0",
+        "\ud800 boat",
+        "🙂",
+        "-- ; DROP TABLE",
+        "^",
+    ],
+)
+def test_nothing_a_user_writes_is_a_query(text: str):
+    memory = Memory(embedder=Hashed())
+    memory.remember([said(1, "a boat"), said(2, text or "x")])
+    found = keys(memory, text)
+    assert set(found) <= {"c:1", "c:2"}
+    assert "c:1" in keys(memory, "boat")
+
+
+def test_words_without_a_meaning_are_left_out_unless_there_are_no_others():
+    assert words_of("What is the Name of the boat, the BOAT?") == ["name", "boat"]
+    assert words_of("who are you") == ["who", "are", "you"]
+
+
+def test_what_is_known_stays_and_what_is_skipped_is_not_brought(tmp_path: Path):
+    memory = Memory(tmp_path / "m.db", embedder=Hashed())
+    memory.remember([said(1, "boat one"), said(2, "boat two")])
+    memory.remember([said(1, "boat changed"), said(3, "boat three")])
+    assert [each.passage.text for each in memory.recall("one", conversation="c", limit=1)] == ["boat one"]
+    assert "c:2" not in keys(memory, "boat", skip={"c:2"})
+    assert len(keys(memory, "boat", limit=2)) == 2
+    memory.close()
+    again = Memory(tmp_path / "m.db", embedder=Hashed())
+    assert set(keys(again, "boat")) == {"c:1", "c:2", "c:3"}
+    assert again.recall("one", conversation="c")[0].passage == said(1, "boat one")
+    assert again.forget_conversation("c") == 3
+    assert keys(again, "boat") == []
+
+
+def test_two_memories_of_one_file_see_each_other(tmp_path: Path):
+    first, second = (Memory(tmp_path / "m.db", embedder=Hashed()) for _ in range(2))
+    first.remember([said(1, "boat")])
+    assert keys(second, "boat") == ["c:1"]
+    second.remember([said(2, "boat again")])
+    assert set(keys(first, "boat")) == {"c:1", "c:2"}
+
+
+def test_another_embedder_makes_the_vectors_again(tmp_path: Path):
+    class Other(Hashed):
+        name, dim = "other", 16
+
+    passages = talk(BATCH + 40)
+    Memory(tmp_path / "m.db", embedder=None).remember(passages)
+    for embedder in (Hashed(), Other(), Hashed()):
+        memory = Memory(tmp_path / "m.db", embedder=embedder)
+        assert keys(memory, "violin garden") == twin.recall(passages, embedder, "violin garden", "c")
+        memory.close()
+
+
+def test_a_damaged_vector_or_file_is_said(tmp_path: Path):
+    memory = Memory(tmp_path / "m.db", embedder=Hashed())
+    memory.remember([said(1, "boat")])
+    memory.close()
+    other = sqlite3.connect(tmp_path / "m.db")
+    other.execute("UPDATE passages SET vector = x'00'")
+    other.commit()
+    other.close()
+    with pytest.raises(MemoryFault, match="the vector of passage 1 is damaged"):
+        Memory(tmp_path / "m.db", embedder=Hashed()).recall("boat", conversation="c")
+    (tmp_path / "n.db").write_bytes(b"nonsense" * 1000)
+    with pytest.raises(MemoryFault, match="cannot be used"):
+        Memory(tmp_path / "n.db", embedder=None)
+
+
+def test_a_kill_while_indexing_leaves_all_of_a_batch_or_nothing(tmp_path: Path):
+    path = tmp_path / "m.db"
+    Memory(path, embedder=None).close()
+    program = (
+        "import sys; from pathlib import Path; from headwater.memory import Memory, Passage\n"
+        f"memory = Memory(Path({str(path)!r}), embedder=None); print('go', flush=True)\n"
+        "for n in range(100000):\n"
+        "    memory.remember([Passage(key=f'{n}:{i}', conversation='c', number=10*n+i, text=f'boat {n}') "
+        "for i in range(10)])\n"
+    )
+    for run in range(4):
+        child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(0.05 + 0.03 * run)
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+    memory = Memory(path, embedder=Hashed())
+    (count,) = memory._rows.execute("SELECT count(*) FROM passages").fetchone()
+    assert count > 0
+    assert count % 10 == 0
+    assert memory._rows.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    memory._rows.execute("INSERT INTO passage_words (passage_words) VALUES ('integrity-check')")
+    assert len(keys(memory, "boat 0", limit=3)) == 3
+
+
+# Documents.
+
+
+def test_a_document_is_found_from_every_conversation_and_forgotten(tmp_path: Path):
+    file = tmp_path / "notes.txt"
+    file.write_text("The boat is red.\n\n" + "Rain and snow fell for days on end. " * 60 + "\n\nThe violin is in Oslo.")
+    memory = Memory(tmp_path / "m.db", embedder=Hashed())
+    count = memory.add_document(file)
+    assert count == memory.add_document(file) > 2
+    assert memory.documents() == [("notes.txt", count)]
+    found = memory.recall("where is the violin", conversation="any")[0].passage
+    assert (found.source, found.number) == ("notes.txt", count)
+    assert "violin is in Oslo" in found.text
+    assert memory.forget("notes.txt") == count
+    assert memory.forget("notes.txt") == memory.forget("") == 0
+    assert memory.recall("violin", conversation="any") == []
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\xff\xfe\x00", "is not a UTF-8 text"),
+        (b"a\0b", "has a NUL at character 2"),
+        (b" \n ", "is empty"),
+        (b"\x89PNG\r\n\x1a\n", "is not a UTF-8 text"),
+    ],
+)
+def test_a_document_that_is_no_text_is_refused_by_name(tmp_path: Path, content: bytes, words: str):
+    file = tmp_path / "a.bin"
+    file.write_bytes(content)
+    with pytest.raises(InputFileError, match=words):
+        Memory(embedder=None).add_document(file)
+    with pytest.raises(InputFileError, match="cannot be read"):
+        Memory(embedder=None).add_document(tmp_path / "none")
+
+
+@pytest.mark.parametrize("text", ["a" * 5000, "word " * 900, "One. Two! " * 300, "p\n\nq\n\n" * 400, "日" * 2000, "x"])
+def test_pieces_lose_nothing_and_are_never_too_long(text: str):
+    parts = pieces(text)
+    assert max(map(len, parts)) <= 900
+    assert "".join("".join(part.split()) for part in parts) == "".join(text.split())
+    assert len(parts) <= 2 * len(text) / 900 + 2

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headwater.chat import journal
 from headwater.chat.ledger import Gone, Ledger, Turn, leaving
 from headwater.chat.template import Template
 from headwater.engines.base import Engine, Stream
@@ -138,7 +139,10 @@ class Conversation:
         """Everything from position `start` on was this turn; `before` is what had left when it began."""
         evicted = self.gone.since(before)
         stop = len(self.ledger)
-        self.ledger.turns.append(Turn(role=role, text=text, start=start, stop=stop, evicted=evicted, finished=finished))
+        turn = Turn(
+            role=role, text=text, start=start, stop=stop, evicted=evicted, finished=finished, when=journal.now()
+        )
+        self.ledger.turns.append(turn)
 
     def held_ids(self) -> NDArray[np.int64]:
         """The ids the model can see now."""

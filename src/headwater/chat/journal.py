@@ -198,6 +198,7 @@ def _entry(row: Sequence[Any]) -> Entry:
         stop=stop,
         evicted=Gone(tokens=tokens, turns=turns),
         finished=bool(finished),
+        when=created,
     )
     return Entry(
         number=number, turn=turn, ids=_ids(ids), gone_tokens=gone, created=created, details=json.loads(details)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headwater.chat.conversation import Conversation
-from headwater.chat.journal import Entry, now
+from headwater.chat.journal import Entry
 from headwater.chat.ledger import Turn
 from headwater.chat.resume import TakenUp, notes_of, resume
 from headwater.chat.settings import Settings
@@ -110,18 +110,28 @@ class Keeper:
             turn=turn,
             ids=talk.ledger.between(turn.start, turn.stop),
             gone_tokens=talk.gone.tokens,
-            created=now(),
+            created=turn.when,
             details=details,
         )
         self._last = entry
         self._write(_Unwritten(what="a message", write=lambda: self.journal.add(self._chapter, entry)))
 
-    def earlier(self, count: int) -> tuple[Turn, ...]:
-        """The first so many turns of the conversation; after `close`, too."""
-        if not count:
+    @property
+    def conversation(self) -> str:
+        """What tells this conversation from all others."""
+        return f"{self.opened.uid}/{self._chapter}"
+
+    def earlier(self, first: int, stop: int) -> tuple[Turn, ...]:
+        """The turns `[first, stop)` of the conversation; after `close`, too."""
+        if first >= stop:
             return ()
         with self.opened.reading() as journal:
-            return tuple(entry.turn for entry in journal.entries(self._chapter, 0, count))
+            return tuple(entry.turn for entry in journal.entries(self._chapter, first, stop))
+
+    def brought(self, talk: Conversation) -> dict[str, int]:
+        """The keys of what memory brought with messages in the ledger, and where those begin."""
+        entries = self.journal.entries(self._chapter, talk.ledger.past_turns)
+        return {key: entry.turn.start for entry in entries for key in entry.details.get("recalled", ())}
 
     @property
     def _turns(self) -> int:

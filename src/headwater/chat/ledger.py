@@ -30,7 +30,8 @@ class Gone:
 class Turn:
     """One message with the template's tokens around it, at positions `[start, stop)` of the stream.
 
-    `evicted` is what left the cache to make room for it; `finished` is False for an answer that was cut short.
+    `evicted` is what left the cache to make room for it; `finished` is False for an answer that was cut short; `when`
+    is the time of day it ended, which makes no turn differ from another.
     """
 
     role: str
@@ -39,6 +40,7 @@ class Turn:
     stop: int
     evicted: Gone = Gone()
     finished: bool = True
+    when: str = field(default="", compare=False)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,6 +7,7 @@ made (`conversation`) or text is cut into pieces (`reader`).
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,15 +18,17 @@ from headwater.chat.conversation import Conversation
 from headwater.chat.interrupts import whole_step
 from headwater.chat.keeper import Keeper
 from headwater.chat.ledger import Gone, Turn
+from headwater.chat.opening import Parts, prepare
 from headwater.chat.reader import checked_stops
+from headwater.chat.recalling import ALLOWANCE, MOST, Recaller, check_allowance, origin
 from headwater.chat.resume import TakenUp
 from headwater.chat.sampling import Sampler, Sampling
-from headwater.chat.settings import MAX_TOKENS, Settings
+from headwater.chat.settings import MAX_TOKENS
 from headwater.chat.stats import Stats, picture
 from headwater.chat.store import Opened, opened_session
-from headwater.engines import open_engine
 from headwater.engines.base import Engine
 from headwater.errors import CacheStateError, ContextFull, HeadwaterError, StoreError, UsageError
+from headwater.memory.base import Recalled, Remembers
 from headwater.policies import Policy
 
 
@@ -48,6 +51,8 @@ class Chat:
         stop: Sequence[str] | str = (),
         clock: Callable[[], float] = time.perf_counter,
         keeper: Keeper | None = None,
+        memory: Remembers | None = None,
+        memory_tokens: int = ALLOWANCE,
     ) -> None:
         if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
             raise UsageError(f"max_tokens must be an integer of at least 1, got {max_tokens!r}")
@@ -55,9 +60,9 @@ class Chat:
         self.sampling = sampling if sampling is not None else Sampling()
         self.stop = checked_stops(stop)
         self._clock = clock
-        self._owned = False
+        self._parts: Parts | None = None
         self._closed = False
-        self._keeper = keeper
+        self._keeper, self._memory, self._memory_tokens = keeper, memory, memory_tokens
         taken = keeper.resume(engine, policy) if keeper is not None else None
         if taken is None:
             self._begin(system, notice=None)
@@ -79,6 +84,8 @@ class Chat:
         max_tokens: int | None = None,
         stop: Sequence[str] | str | None = None,
         template: str | None = None,
+        memory: Remembers | bool = False,
+        memory_tokens: int = ALLOWANCE,
     ) -> Self:
         """Load a model by name (or take an engine as it is) and begin a conversation, or go on with a session.
 
@@ -89,6 +96,10 @@ class Chat:
         `session` is a name, of a conversation that is kept on the disk and goes on where it ended, or a Path of a file
         that holds one. What is left out is as the session had it, and a mapping as `sampling` changes what it names;
         another policy or budget makes the cache again from the journal; another model or system prompt is refused.
+
+        `memory` keeps what leaves the cache and brings what has to do with a message, in up to `memory_tokens` just
+        before it: True is `headwater.Memory` in the session's file, or a private one, and any object with the methods
+        of `headwater.memory.Remembers` will do. What it brings leaves with the message it came with.
 
         Raises UsageError and its kinds for values that do not fit, ModelMissing, UnsupportedModel for a template
         that cannot be used, SessionBusy while another process has the session, StoreError when it cannot be read.
@@ -106,6 +117,8 @@ class Chat:
             max_tokens=max_tokens,
             stop=stop,
             template=template,
+            memory=memory,
+            memory_tokens=memory_tokens,
         )
 
     @classmethod
@@ -118,41 +131,29 @@ class Chat:
 
     @classmethod
     def _with(
-        cls, opened: Opened | None, model: str | Engine | None, *, system: str | None = None, **given: Any
+        cls, opened: Opened | None, model: str | Engine | None, *, memory_tokens: int = ALLOWANCE, **given: Any
     ) -> Self:
         """A chat in a session that was taken for it, or in none."""
-        loaded: Engine | None = None
+        parts = prepare(opened, model, **given)
+        settings = parts.settings
         try:
-            stored = {} if opened is None else opened.journal.settings
-            named = None if isinstance(model, Engine) else model
-            settings = Settings.of(stored, model=named, **given)
-            if isinstance(model, Engine):
-                if given.get("template") is not None:
-                    raise UsageError(
-                        "an engine that is open already has its template; give it to the engine when loading"
-                    )
-                settings = settings.named(model.name)
-                engine = model
-            else:
-                options = {} if settings.template is None else {"template": settings.template}
-                engine = loaded = open_engine(settings.model, engine=settings.engine, **options)
-            keeper = None if opened is None else Keeper(opened, settings, system, clock=time.monotonic)
             chat = cls(
-                engine,
+                parts.engine,
                 policy=settings.policy,
-                system=system,
+                system=given.get("system"),
                 sampling=settings.sampling,
                 max_tokens=settings.max_tokens,
                 stop=settings.stop,
-                keeper=keeper,
+                keeper=parts.keeper,
+                memory=parts.memory,
+                memory_tokens=memory_tokens,
             )
         except BaseException:
-            if loaded is not None:
-                loaded.close()
+            parts.close()
             if opened is not None:
                 opened.close()
             raise
-        chat._owned = loaded is not None
+        chat._parts = parts
         return chat
 
     # Talking.
@@ -204,14 +205,17 @@ class Chat:
         """Feed a message, from making room for it to the opened answer."""
         talk = self._talk
         talk.check_in_step()
-        question = talk.template.question(self.engine, text, first=not talk.ledger.turn_count)
+        before_it = "" if self._recaller is None else self._recaller.bring(text, talk)
+        first = not talk.ledger.turn_count
+        question = talk.template.question(self.engine, before_it + text, first=first)
         if not talk.fits(len(question) + 1 + len(talk.template.answer_close)):
             raise ContextFull(f"the message takes {len(question)} tokens and {talk.full}")
         with whole_step():
             before, start = talk.gone, len(talk.ledger)
             logits = talk.feed(question)
             talk.add_turn("user", text, start=start, before=before)
-            self._write_down()
+            brought = [] if self._recaller is None else [passage.key for passage in self._recaller.brought]
+            self._write_down(recalled=brought)
             self._tell(talk.gone.since(before))
             self._answer = Answer(
                 self.engine,
@@ -235,6 +239,8 @@ class Chat:
                 answer.close()
             finally:
                 self._keep(answer)
+            if self._recaller is not None:
+                self._recaller.leave(self._talk)
             if self._keeper is not None:
                 self._keeper.rest(self._talk)
 
@@ -255,7 +261,8 @@ class Chat:
     def _write_down(self, **details: Any) -> None:
         """The newest turn into the journal, with where the sampler is now."""
         if self._keeper is not None:
-            self._keeper.turn(self._talk, {"sampler": self._sampler.state, **details})
+            remembered = 0 if self._recaller is None else self._recaller.remembered
+            self._keeper.turn(self._talk, {"sampler": self._sampler.state, "remembered": remembered, **details})
 
     # Looking.
 
@@ -281,7 +288,7 @@ class Chat:
     @property
     def turns(self) -> tuple[Turn, ...]:
         """Every turn so far, with its place in the stream and what left to make room for it."""
-        earlier = () if self._keeper is None else self._keeper.earlier(self._talk.ledger.past_turns)
+        earlier = () if self._keeper is None else self._keeper.earlier(0, self._talk.ledger.past_turns)
         return (*earlier, *self._talk.ledger.turns)
 
     @property
@@ -305,7 +312,8 @@ class Chat:
             tokens_per_s=self._tokens_per_s,
             ttft_s=self._ttft_s,
             notice=self._notice,
-            trouble=None if self._keeper is None else self._keeper.trouble,
+            trouble="; ".join(each.trouble for each in (self._keeper, self._recaller) if each and each.trouble) or None,
+            recalled=() if self._recaller is None else tuple(map(origin, self._recaller.brought)),
         )
 
     def map(self, width: int = 60) -> str:
@@ -319,6 +327,14 @@ class Chat:
             window=now.held - now.pinned,
             room=max(0, now.budget - now.held),
         )
+
+    def recall(self, text: str, *, limit: int = MOST) -> list[Recalled]:
+        """What memory would bring for a text, best first. Raises UsageError without memory, what the memory raises."""
+        self._check_open()
+        if self._recaller is None:
+            raise UsageError("this chat has no memory; open it with memory=True")
+        self._recaller.leave(self._talk)
+        return self._recaller.look(text, self._talk, limit=limit)
 
     # Starting over.
 
@@ -361,8 +377,8 @@ class Chat:
         finally:
             self._closed = True
             self._talk.close()
-            if self._owned:
-                self.engine.close()
+            if self._parts is not None:
+                self._parts.close()
 
     def _leave(self) -> None:
         """End the answer under way, and give the session back."""
@@ -391,10 +407,30 @@ class Chat:
         self._start(Conversation.begin(self.engine, self.policy, system), notice)
         if self._keeper is not None:
             self._keeper.begin(self._talk, self.engine)
+        self._with_memory()
+
+    def _with_memory(self) -> None:
+        """Let memory take part in the conversation that has begun."""
+        self._recaller: Recaller | None = None
+        if self._memory is None:
+            return
+        check_allowance(self._talk.frame, self._memory_tokens)
+        keeper = self._keeper
+        self._recaller = Recaller(
+            self._memory,
+            self.engine,
+            uuid.uuid4().hex if keeper is None else keeper.conversation,
+            allowance=self._memory_tokens,
+            earlier=None if keeper is None else keeper.earlier,
+        )
 
     def _take_up(self, taken: TakenUp) -> None:
         """Go on where a session ended. A question that was never answered gets an answer that is empty."""
         self._start(taken.talk, "; ".join(taken.said) or None)
+        self._with_memory()
+        if self._recaller is not None and self._keeper is not None and taken.entry is not None:
+            self._recaller.remembered = int(taken.entry.details.get("remembered", 0))
+            self._recaller.present = self._keeper.brought(taken.talk)
         if taken.entry is None or self._keeper is None:
             return
         if self._keeper.same_seed and (state := taken.entry.details.get("sampler")) is not None:

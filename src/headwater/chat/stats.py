@@ -21,7 +21,8 @@ class Stats:
 
     `pinned` counts the sinks too. Rates are those of the last answer: `tokens_per_s` without the time to its first
     token, which is `ttft_s`; None before the first. `notice` says what left the cache last, or that a conversation was
-    started; `trouble` what of a session is not on the disk, and why.
+    started; `trouble` what of a session is not on the disk or what failed of memory, and why;
+    `recalled` what memory brought with the last message.
     """
 
     seen: int
@@ -36,6 +37,7 @@ class Stats:
     ttft_s: float | None
     notice: str | None
     trouble: str | None = None
+    recalled: tuple[str, ...] = ()
 
 
 def picture(width: int, *, sinks: int, pinned: int, window: int, room: int) -> str:

@@ -1,0 +1,139 @@
+"""What memory brings into a conversation: kept as it leaves the cache, recalled just before a message.
+
+Knows which exchanges have left, what is worth bringing within an allowance of tokens, and what is there already. Does
+not know how anything is found. Whatever a memory raises ends here: the answer comes without it, and `trouble` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from headwater.chat.conversation import Conversation, Frame
+from headwater.chat.ledger import Turn
+from headwater.engines.base import Engine
+from headwater.errors import BudgetError, UsageError
+from headwater.memory.base import Passage, Recalled, Remembers
+
+ALLOWANCE = 256
+"""Tokens that recalled text may take before a message."""
+MOST = 5
+"""Passages brought at once."""
+LEAST = 24
+"""A passage is cut to what is left of the allowance only when that many tokens are."""
+
+OPENING, CLOSING = "[From earlier in this conversation:\n", "]\n\n"
+
+Earlier = Callable[[int, int], Iterable[Turn]]
+"""The turns `[first, stop)` of the conversation that are no longer in its ledger."""
+
+
+class Recaller:
+    """One conversation and its memory. `brought` is what came with the last message."""
+
+    def __init__(
+        self, memory: Remembers, engine: Engine, conversation: str, *, allowance: int, earlier: Earlier | None = None
+    ) -> None:
+        self.memory, self.conversation, self.allowance = memory, conversation, allowance
+        self.brought: tuple[Passage, ...] = ()
+        self.trouble: str | None = None
+        self.remembered = 0
+        """Exchanges that memory has."""
+        self.present: dict[str, int] = {}
+        """The keys of what was brought, and the position of the message that each came with."""
+        self._engine, self._earlier = engine, earlier
+
+    def leave(self, talk: Conversation) -> None:
+        """Keep what has left the cache since the last time."""
+        gone = talk.gone.turns // 2
+        if gone <= self.remembered:
+            return
+        try:
+            turns = self._turns(talk, 2 * self.remembered, 2 * gone)
+            self.memory.remember(
+                [
+                    Passage(
+                        key=self._key(number),
+                        conversation=self.conversation,
+                        number=number,
+                        text=f"user: {asked.text}\nassistant: {answered.text}",
+                        when=asked.when,
+                    )
+                    for number, (asked, answered) in enumerate(
+                        zip(turns[::2], turns[1::2], strict=True), start=self.remembered + 1
+                    )
+                ]
+            )
+            self.remembered, self.trouble = gone, None
+        except Exception as error:
+            self.trouble = f"memory kept nothing of what left: {error or type(error).__name__}"
+
+    def look(self, text: str, talk: Conversation, *, limit: int = MOST) -> list[Recalled]:
+        """What memory has to say to a text, without what the cache holds anyway."""
+        held = range(talk.gone.turns // 2 + 1, talk.ledger.turn_count // 2 + 1)
+        self.present = {key: start for key, start in self.present.items() if start >= talk.first}
+        skip = {self._key(number) for number in held} | set(self.present)
+        found = self.memory.recall(text, conversation=self.conversation, limit=limit, skip=skip)
+        return [each for each in found if each.passage.key not in skip][:limit]
+
+    def bring(self, text: str, talk: Conversation) -> str:
+        """What goes before a message: a delimited block within the allowance, newest last, or nothing."""
+        self.brought = ()
+        self.leave(talk)
+        try:
+            chosen, block = self._chosen(self.look(text, talk))
+        except Exception as error:
+            self.trouble = f"memory brought nothing: {error or type(error).__name__}"
+            return ""
+        self.brought = chosen
+        self.present |= dict.fromkeys((passage.key for passage in chosen), len(talk.ledger))
+        return block
+
+    def _chosen(self, found: Sequence[Recalled]) -> tuple[tuple[Passage, ...], str]:
+        """The best that fit, and their block."""
+        parts: dict[int, tuple[Passage, str]] = {}
+        left = self.allowance - self._tokens(OPENING + CLOSING)
+        for each in found:
+            passage = each.passage
+            label, said = f"({origin(passage)}) ", passage.text.strip() + "\n"
+            room = left - self._tokens(label) - 1
+            ids = self._engine.encode(said)
+            if len(ids) > room:
+                if room < LEAST:
+                    continue
+                said = self._engine.decode(ids[: room - 2]).rstrip("\ufffd") + "…\n"
+            parts[len(parts)] = (passage, label + said)
+            left -= self._tokens(label + said)
+        if not parts:
+            return (), ""
+        order = sorted(parts.values(), key=lambda part: (not part[0].source, part[0].source, part[0].number))
+        return tuple(part[0] for part in order), OPENING + "".join(part[1] for part in order) + CLOSING
+
+    def _tokens(self, text: str) -> int:
+        return len(self._engine.encode(text))
+
+    def _turns(self, talk: Conversation, first: int, stop: int) -> list[Turn]:
+        past = talk.ledger.past_turns
+        earlier = list(self._earlier(first, min(stop, past))) if first < past and self._earlier is not None else []
+        return [*earlier, *talk.ledger.turns[max(0, first - past) : stop - past]]
+
+    def _key(self, number: int) -> str:
+        return f"{self.conversation}:{number}"
+
+
+def origin(passage: Passage) -> str:
+    """Where a passage is from, for people and models."""
+    if passage.source:
+        return f"{passage.source}, part {passage.number}"
+    return f"turn {passage.number}" + (f", {passage.when[:16].replace('T', ' ')}" if passage.when else "")
+
+
+def check_allowance(frame: Frame, allowance: int) -> None:
+    """Raises UsageError or BudgetError for an allowance that cannot be, or leaves no room to talk."""
+    if isinstance(allowance, bool) or not isinstance(allowance, int) or allowance < 2 * LEAST:
+        raise UsageError(f"memory_tokens must be an integer of at least {2 * LEAST}, got {allowance!r}")
+    taken = max(frame.pins, len(frame.template.head)) + frame.template.turn_tokens + 2
+    if taken + allowance > frame.budget:
+        raise BudgetError(
+            f"memory may take {allowance} tokens and the budget of {frame.budget} leaves {frame.budget - taken}; raise "
+            f"the budget to at least {taken + allowance}, or lower memory_tokens"
+        )

@@ -22,6 +22,7 @@ from click.testing import CliRunner
 
 from headwater import __version__, cli
 from headwater.chat.sampling import Sampling
+from headwater.chat.session import Chat
 from headwater.engines import models
 from headwater.errors import ModelMissing, UsageError
 from headwater.policies import POLICIES
@@ -317,6 +318,8 @@ def test_chat_defaults(received: dict[str, Any]):
     assert CliRunner().invoke(cli.headwater, ["chat"], standalone_mode=False).exception is None
     assert received == {
         "session": None,
+        "memory": False,
+        "memory_tokens": 256,
         "model": "smollm2",
         "engine": "transformers",
         "system": None,
@@ -349,9 +352,56 @@ def test_chat_in_a_session_hands_on_what_was_said_and_no_default(received: dict[
     assert received == {
         **dict.fromkeys(("model", "engine", "system", "template", "policy", "sinks", "max_tokens", "stop")),
         "session": "anna",
+        "memory": False,
+        "memory_tokens": 256,
         "budget": 99,
         "sampling": {"seed": 3, "temperature": 0.0},
     }
+
+
+def test_an_allowance_without_memory_is_refused(received: dict[str, Any], capsys: pytest.CaptureFixture[str]):
+    code, _, err = called(capsys, "chat", "--memory-tokens", "99")
+    assert code == 2 and "--memory-tokens is for --memory" in err
+    assert cli.main(["chat", "--memory", "--memory-tokens", "99"]) == 0
+    assert (received["memory"], received["memory_tokens"]) == (True, 99)
+
+
+def test_documents_are_added_searched_and_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("HEADWATER_DATA_DIR", str(tmp_path / "data"))
+    (tmp_path / "notes.txt").write_text("The parrot is called Quintus.\n\nRain fell.", encoding="utf-8")
+    assert "No documents yet" in called(capsys, "memory")[2]
+    assert "notes.txt: 1 pieces" in called(capsys, "memory", "add", str(tmp_path / "notes.txt"))[1]
+    assert "notes.txt  1" in called(capsys, "memory", "list")[1]
+    assert "parrot is called Quintus" in called(capsys, "memory", "search", "the name of the parrot")[1]
+    assert called(capsys, "memory", "forget", "other")[0] == 2
+    assert "notes.txt is forgotten" in called(capsys, "memory", "forget", "notes.txt")[1]
+    assert "Nothing was found" in called(capsys, "memory", "search", "parrot")[2]
+
+
+def test_sessions_are_listed_shown_exported_imported_verified_and_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("HEADWATER_DATA_DIR", str(tmp_path / "data"))
+    assert "No sessions yet" in called(capsys, "sessions")[2]
+    with Chat.open("tiny", engine="fake", session="anna", system="Be brief.") as chat:
+        answer = "".join(chat.send("hello"))
+    out, err = called(capsys, "sessions")[1:]
+    assert "anna" in out and "tiny" in out and "not encrypted" in err
+    assert (
+        called(capsys, "sessions", "show", "anna")[1] == f"system: Be brief.\n\nuser: hello\n\nassistant: {answer}\n\n"
+    )
+    file = tmp_path / "out.jsonl"
+    assert called(capsys, "sessions", "export", "anna", "-o", str(file))[0] == 0
+    assert called(capsys, "sessions", "export", "anna", "-o", str(file))[0] == 2
+    assert "# anna" in called(capsys, "sessions", "export", "anna", "--format", "markdown")[1]
+    assert "Session bob: 2 messages" in called(capsys, "sessions", "import", str(file), "--name", "bob")[1]
+    assert called(capsys, "sessions", "verify", "bob")[1] == "Session bob is sound.\n"
+    assert called(capsys, "sessions", "delete", "bob", "--yes")[1] == "Session bob is deleted.\n"
+    code, _, err = called(capsys, "sessions", "show", "bob")
+    assert code == 2 and "unknown session 'bob'; known: anna" in err
+    assert called(capsys, "sessions", "verify", "../x")[0] == 2
 
 
 def test_a_template_that_is_not_text_is_refused(

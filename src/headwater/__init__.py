@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from headwater.chat import Chat, Sampling
     from headwater.engines import open_engine
     from headwater.engines.fake import FakeEngine
+    from headwater.memory import Memory
     from headwater.policies import POLICIES, policy
     from headwater.policies.window import Window
     from headwater.traces import canonical_trace, replay
@@ -27,6 +28,7 @@ __all__ = [
     "Chat",
     "FakeEngine",
     "HeadwaterError",
+    "Memory",
     "Sampling",
     "Window",
     "WindowCache",
@@ -43,6 +45,7 @@ _HOMES = {
     "POLICIES": "headwater.policies",
     "Chat": "headwater.chat",
     "FakeEngine": "headwater.engines.fake",
+    "Memory": "headwater.memory",
     "Sampling": "headwater.chat",
     "Window": "headwater.policies.window",
     "WindowCache": "headwater.cache.adapter",

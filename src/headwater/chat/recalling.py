@@ -21,7 +21,7 @@ MOST = 5
 LEAST = 24
 """A passage is cut to what is left of the allowance only when that many tokens are."""
 
-OPENING, CLOSING = "[From earlier in this conversation:\n", "]\n\n"
+OPENING, CLOSING, CUT = "[From earlier in this conversation:\n", "]\n\n", "…\n"
 
 Earlier = Callable[[int, int], Iterable[Turn]]
 """The turns `[first, stop)` of the conversation that are no longer in its ledger."""
@@ -90,7 +90,7 @@ class Recaller:
 
     def _chosen(self, found: Sequence[Recalled]) -> tuple[tuple[Passage, ...], str]:
         """The best that fit, and their block."""
-        parts: dict[int, tuple[Passage, str]] = {}
+        parts: list[tuple[Passage, str]] = []
         left = self.allowance - self._tokens(OPENING + CLOSING)
         for each in found:
             passage = each.passage
@@ -100,13 +100,16 @@ class Recaller:
             if len(ids) > room:
                 if room < LEAST:
                     continue
-                said = self._engine.decode(ids[: room - 2]).rstrip("\ufffd") + "…\n"
-            parts[len(parts)] = (passage, label + said)
+                said = self._engine.decode(ids[: room - self._tokens(CUT)]).rstrip("\ufffd") + CUT
+            parts.append((passage, label + said))
             left -= self._tokens(label + said)
-        if not parts:
-            return (), ""
-        order = sorted(parts.values(), key=lambda part: (not part[0].source, part[0].source, part[0].number))
-        return tuple(part[0] for part in order), OPENING + "".join(part[1] for part in order) + CLOSING
+        while parts:
+            order = sorted(parts, key=lambda part: (not part[0].source, part[0].source, part[0].number))
+            block = OPENING + "".join(part[1] for part in order) + CLOSING
+            if self._tokens(block) <= self.allowance:  # joined, texts may be other tokens than each by itself
+                return tuple(part[0] for part in order), block
+            parts.pop()
+        return (), ""
 
     def _tokens(self, text: str) -> int:
         return len(self._engine.encode(text))

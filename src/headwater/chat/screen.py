@@ -13,16 +13,18 @@ from importlib.metadata import version
 from rich.console import Console
 from rich.text import Text
 
+from headwater.chat.recalling import origin
 from headwater.chat.session import Chat
 from headwater.chat.stats import LEGEND, Stats
 from headwater.chat.wrap import Wrapper
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, UsageError
 
 PROMPT = "> "
 COMMANDS = {
     "/help": "list the commands",
     "/stats": "what the cache holds, and how fast the last answer was",
     "/map": "a picture of the cache",
+    "/recall": "what memory would bring for a text: /recall TEXT",
     "/system": "show the system prompt; /system TEXT starts a new conversation with another one",
     "/reset": "start a new conversation with the same system prompt",
     "/quit": "leave",
@@ -102,6 +104,8 @@ class Screen:
             self._say(now.notice)
         if now.trouble is not None:
             self._complain(now.trouble)
+        if now.recalled:
+            self._say(f"recalled for this answer: {'; '.join(now.recalled)}")
         rate = "" if now.tokens_per_s is None else f" · {now.tokens_per_s:.1f} tokens/s"
         self._say(
             f"seen {now.seen} · held {now.held} of {now.budget} · pinned {now.pinned} · "
@@ -115,6 +119,7 @@ class Screen:
             "/help": self._help,
             "/stats": self._stats,
             "/map": self._map,
+            "/recall": self._recall,
             "/system": self._system,
             "/reset": self._reset,
         }
@@ -124,7 +129,7 @@ class Screen:
                 "space before it)"
             )
             return
-        if rest.strip() and name != "/system":
+        if rest.strip() and name not in ("/system", "/recall"):
             self._complain(f"{name} takes nothing after it, got {rest.strip()!r}")
             return
         try:
@@ -153,6 +158,16 @@ class Screen:
             return
         self.chat.set_system(text)
         self._say(f"{self.chat.stats().notice} ({self.chat.stats().pinned} tokens pinned)")
+
+    def _recall(self, text: str) -> None:
+        if not text:
+            raise UsageError("/recall takes a text to look for: /recall the name of the boat")
+        found = self.chat.recall(text)
+        for each in found:
+            self._say(f"  {origin(each.passage)}")
+            self.console.print(Text(each.passage.text.translate(_CONTROLS)))
+        if not found:
+            self._say("nothing was found")
 
     def _reset(self, _: str) -> None:
         self.chat.reset()

@@ -59,6 +59,8 @@ def _answer(chat: Chat, message: str) -> int:
     for said in (now.notice, now.trouble):
         if said is not None:
             print(f"headwater: {said}", file=sys.stderr)
+    if now.recalled:
+        print(f"headwater: recalled for this answer: {'; '.join(now.recalled)}", file=sys.stderr)
     if not chat.turns[-1].finished:
         print(f"headwater: the answer was cut at {chat.max_tokens} tokens (--max-tokens)", file=sys.stderr)
     return 0

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import click
 
 from headwater import __version__
-from headwater.cli import advise, chat, measure, models, policies, replay, sessions, trace
+from headwater.cli import advise, chat, measure, memory, models, policies, replay, sessions, trace
 from headwater.cli.options import Commands, Door, debug
 from headwater.errors import HeadwaterError, UsageError
 
@@ -22,6 +22,7 @@ COMMANDS: tuple[click.Command, ...] = (
     chat.chat,
     measure.compare,
     measure.stream,
+    memory.memory,
     models.models,
     policies.policies,
     replay.replay,

@@ -29,6 +29,8 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "see
 @model_option
 @engine_option
 @click.option("--session", metavar="NAME", help="Keep the conversation on the disk, and go on where it ended.")
+@click.option("--memory", is_flag=True, help="Keep what leaves the cache, and bring back what fits a message.")
+@click.option("--memory-tokens", type=click.IntRange(min=48), default=256, help="Most tokens that it may bring.")
 @click.option("--system", help="System prompt; pinned, so it is never forgotten.")
 @click.option("--template", type=READABLE, help="Jinja chat template, for a model that has none.")
 @click.option("--policy", type=Name("policy", policy_names), default="streaming-llm", help="What leaves a full cache.")
@@ -45,7 +47,15 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "see
 @click.option("--stop", multiple=True, metavar="TEXT", help="Text that ends an answer; repeatable.")
 @debug
 @click.pass_context
-def chat(context: click.Context, session: str | None, template: Path | None, greedy: bool, **options: Any) -> int:
+def chat(
+    context: click.Context,
+    session: str | None,
+    memory: bool,
+    memory_tokens: int,
+    template: Path | None,
+    greedy: bool,
+    **options: Any,
+) -> int:
     """Chat without end; piped, print the answers alone."""
     if greedy and was_given(context, "temperature"):
         raise UsageError("--greedy and --temperature cannot both be given; --greedy is --temperature 0")
@@ -53,6 +63,8 @@ def chat(context: click.Context, session: str | None, template: Path | None, gre
         raise UsageError(
             f"policy {options['policy']!r} has no sinks; leave --sinks out, or take --policy streaming-llm"
         )
+    if was_given(context, "memory_tokens") and not memory:
+        raise UsageError("--memory-tokens is for --memory, which was not given")
     from headwater.chat.sampling import Sampling
     from headwater.chat.terminal import run
 
@@ -64,6 +76,8 @@ def chat(context: click.Context, session: str | None, template: Path | None, gre
         drawing["temperature"] = 0.0
     return run(
         session=session,
+        memory=memory,
+        memory_tokens=memory_tokens,
         template=None if template is None else text_of(template),
         sampling=Sampling(**drawing) if session is None else drawing,
         **{name: given.get(name) for name in options if name not in SAMPLING},

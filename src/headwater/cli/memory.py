@@ -1,0 +1,94 @@
+"""`headwater memory`: documents that a chat with memory can bring back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from headwater.cli.options import READABLE, Commands, debug
+from headwater.cli.screen import print_columns
+from headwater.errors import UnknownName
+
+
+@click.group(cls=Commands, invoke_without_command=True)
+@debug
+@click.pass_context
+def memory(context: click.Context) -> None:
+    """Look after what chats can recall.
+
+    Alone, it lists the documents.
+    """
+    if context.invoked_subcommand is None:
+        context.invoke(list_documents)
+
+
+@memory.command("add")
+@click.argument("file", type=READABLE)
+@click.option("--name", help="What to call it.  [default: the file's name]")
+@debug
+def add_document(file: Path, name: str | None) -> None:
+    """Index a text file."""
+    kept = _memory()
+    try:
+        count = kept.add_document(file, name=name)
+    finally:
+        kept.close()
+    click.echo(f"{name or file.name}: {count:,} pieces; headwater chat --memory brings them where they fit.")
+
+
+@memory.command("list")
+@debug
+def list_documents() -> None:
+    """List the documents."""
+    kept = _memory(words_alone=True)
+    try:
+        found = kept.documents()
+    finally:
+        kept.close()
+    if not found:
+        click.echo("No documents yet; headwater memory add FILE indexes one.", err=True)
+        return
+    print_columns([("DOCUMENT", "PIECES"), *((name, f"{count:,}") for name, count in found)])
+
+
+@memory.command("search")
+@click.argument("text")
+@click.option("--limit", type=click.IntRange(min=1), default=5, help="How many pieces.")
+@debug
+def search_documents(text: str, limit: int) -> None:
+    """Search the documents."""
+    from headwater.chat.recalling import origin
+
+    kept = _memory()
+    try:
+        found = kept.recall(text, conversation="", limit=limit)
+    finally:
+        kept.close()
+    if not found:
+        click.echo("Nothing was found.", err=True)
+    for each in found:
+        click.echo(f"{origin(each.passage)}\n{each.passage.text}\n")
+
+
+@memory.command("forget")
+@click.argument("name")
+@debug
+def forget_document(name: str) -> None:
+    """Drop a document."""
+    kept = _memory(words_alone=True)
+    try:
+        count = kept.forget(name)
+        if not count:
+            raise UnknownName("document", name, [known for known, _ in kept.documents()])
+    finally:
+        kept.close()
+    click.echo(f"{name} is forgotten, {count:,} pieces.")
+
+
+def _memory(*, words_alone: bool = False):
+    """The user's own memory; `words_alone` where nothing is searched or added, so that no extra is needed."""
+    from headwater.chat.store import Store
+    from headwater.memory import Memory
+
+    return Memory(Store().path, embedder=None if words_alone else "auto")

@@ -19,6 +19,7 @@ def test_exactly_these_names_are_public() -> None:
         "Chat",
         "FakeEngine",
         "HeadwaterError",
+        "Memory",
         "Sampling",
         "Window",
         "WindowCache",

@@ -6,6 +6,9 @@ copied). A question is answered from its own conversation, all of which is index
 that a passage with a turn of the evidence is among the first. The numbers in `headwater.memory` were chosen on the
 conversations of one half, `tuned`; the other is `held_out`, and all questions are under the names asked for.
 
+The result, with what a session costs (`bench/session.py`) and how far back a chat answers (`bench/horizon.py`), goes to
+`docs/results/memory.json`; its figures are the last line printed.
+
 Speed: a query over 10,000 and 200,000 passages of one conversation, made of the words of the book of `bench/data`.
 """
 
@@ -22,10 +25,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import horizon, session
 from bench.clock import take, timed
 from headwater.bench.machine import hardware, now, versions
+from headwater.engines import open_engine
 from headwater.memory import Memory, Passage
 
+OUTPUT = Path(__file__).parents[1] / "docs" / "results" / "memory.json"
 BOOK = Path(__file__).parent / "data" / "voyage_of_the_beagle.txt"
 SIZES = (10_000, 200_000)
 QUERIES = 60
@@ -164,11 +170,21 @@ def main() -> None:
     """Measure, and print the figures; the last line is JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="the folder with the questions")
+    parser.add_argument("--every", type=int, default=2, help="ask every so many booking questions for the horizon")
+    parser.add_argument("--output", type=Path, default=OUTPUT)
     options = parser.parse_args()
-    print(f"{now()} {hardware()}\n{versions()}")
-    figures: dict[str, Any] = {}
+    figures: dict[str, Any] = {"started": now(), "hardware": hardware(), "versions": versions(), "seed": SEED}
+    print(f"{figures['started']} {figures['hardware']}\n{figures['versions']}")
     take(figures, measure_retrieval(options.data))
     take(figures, measure_speed())
+    engine = open_engine("smollm2")
+    take(figures, session.measure(engine))
+    if (options.data / "recall_bookings.jsonl").exists():
+        items = _lines(options.data / "recall_bookings.jsonl")[:: options.every]
+        sessions = {each["session_id"]: each for each in _lines(options.data / "dialogues.jsonl")}
+        take(figures, horizon.measure(engine, items, sessions))
+    figures["finished"] = now()
+    options.output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     print(json.dumps({name: value for name, value in figures.items() if isinstance(value, int | float)}))
 
 

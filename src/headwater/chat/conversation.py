@@ -5,7 +5,7 @@ Knows the policy's window, the template's head and the order of turns. Does not 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,9 +72,23 @@ class Conversation:
         self.sinks, self.pins, self.limit_tokens = frame.sinks, frame.pins, frame.limit_tokens
 
     @classmethod
-    def begin(cls, engine: Engine, policy: Policy[Any], system: str | None) -> Conversation:
-        """A new conversation, from its system prompt on. Raises BudgetError when the prompt leaves no room to talk."""
+    def begin(
+        cls,
+        engine: Engine,
+        policy: Policy[Any],
+        system: str | None,
+        *,
+        read: Callable[[Engine, Frame], Stream] | None = None,
+    ) -> Conversation:
+        """A new conversation, from its system prompt on. `read` gives a stream that has read the frame's head already.
+
+        Raises BudgetError when the prompt leaves no room to talk.
+        """
         frame = Frame.of(engine, policy, system)
+        if read is not None and frame.template.head:
+            talk = cls(frame, read(engine, frame), Ledger())
+            talk.ledger.add(frame.template.head)
+            return talk
         talk = cls(frame, frame.open(engine), Ledger())
         if frame.template.head:
             talk._step(frame.template.head)

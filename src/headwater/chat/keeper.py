@@ -15,6 +15,7 @@ from typing import Any
 from headwater.chat.conversation import Conversation
 from headwater.chat.journal import Entry
 from headwater.chat.ledger import Turn
+from headwater.chat.prefixes import Prefixes
 from headwater.chat.resume import TakenUp, notes_of, resume
 from headwater.chat.settings import Settings
 from headwater.chat.store import Opened
@@ -22,6 +23,7 @@ from headwater.engines.base import Engine, Snapshot
 from headwater.errors import HeadwaterError, StoreError, UsageError
 from headwater.policies import Policy
 
+PREFIXES = "prompts"
 EVERY_TURNS = 16
 EVERY_S = 60.0
 """A snapshot is made after so many turns, or after the first turn when so much time has passed."""
@@ -60,6 +62,7 @@ class Keeper:
         self._same_window = all(stored.get(name) == wanted[name] for name in ("policy", "policy_options"))
         self.same_seed = stored.get("sampling", {}).get("seed") == settings.sampling.seed
         """Whether the sampler goes on where it was."""
+        self.prefixes = Prefixes(opened.folder / PREFIXES)
         self._clock, self._every_turns, self._every_s = clock, every_turns, every_s
         self._chapter = 0
         self._last: Entry | None = None
@@ -77,7 +80,7 @@ class Keeper:
     @property
     def trouble(self) -> str | None:
         """What is not on the disk, and why; None when all is."""
-        said = [text for text in (self._journal_trouble, self._snapshot_trouble) if text]
+        said = [text for text in (self._journal_trouble, self._snapshot_trouble, self.prefixes.trouble) if text]
         return "; ".join(said) or None
 
     # The journal.

@@ -404,7 +404,8 @@ class Chat:
         self.close()
 
     def _begin(self, system: str | None, *, notice: str | None) -> None:
-        self._start(Conversation.begin(self.engine, self.policy, system), notice)
+        read = None if self._keeper is None else self._keeper.prefixes.open
+        self._start(Conversation.begin(self.engine, self.policy, system, read=read), notice)
         if self._keeper is not None:
             self._keeper.begin(self._talk, self.engine)
         self._with_memory()

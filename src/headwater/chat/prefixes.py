@@ -1,0 +1,60 @@
+"""System prompts that were read before: their K and V are computed once and shared by every session that begins so.
+
+Knows which streams are alike: the same model, window and head. Does not know how a snapshot looks. What is shared is a
+file; a stream that is made of it has memory of its own, so nothing that one conversation does reaches another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from headwater.chat.conversation import Frame
+from headwater.engines.base import Engine, Stream
+from headwater.errors import HeadwaterError, SnapshotError
+
+MOST = 32
+"""How many are kept; of more, those that were not used for longest go."""
+
+
+class Prefixes:
+    """The prompts in a folder. `trouble` says why one could not be kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.trouble: str | None = None
+
+    def open(self, engine: Engine, frame: Frame) -> Stream:
+        """A stream that has read the frame's head: from the file where there is a sound one, else read now and kept."""
+        head = list(frame.template.head)
+        file = self._file(engine, frame)
+        try:
+            stream = engine.restore(file, frame.window, limit_tokens=frame.limit_tokens).stream
+            file.touch()
+            return stream
+        except (SnapshotError, OSError):
+            pass  # not there, or not sound: it is made again below
+        stream = frame.open(engine)
+        stream.feed(head)
+        try:
+            stream.save(file)
+            self._tidy()
+            self.trouble = None
+        except (HeadwaterError, OSError) as error:
+            self.trouble = f"the system prompt's cache was not kept: {error}"
+        return stream
+
+    def _file(self, engine: Engine, frame: Frame) -> Path:
+        window = frame.window
+        known = [
+            engine.fingerprint,
+            None if window is None else [window.budget, window.pins, window.block],
+            list(frame.template.head),
+        ]
+        return self.folder / f"{hashlib.sha256(json.dumps(known).encode()).hexdigest()[:32]}.safetensors"
+
+    def _tidy(self) -> None:
+        files = sorted(self.folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime, reverse=True)
+        for file in files[MOST:]:
+            file.unlink(missing_ok=True)

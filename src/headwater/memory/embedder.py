@@ -42,13 +42,13 @@ class StaticEmbedder:
     name = "wordllama-l2-supercat-256"
 
     def __init__(self) -> None:
-        spec = importlib.util.find_spec("wordllama")
-        if spec is None or not spec.submodule_search_locations:
-            raise MissingExtra("wordllama", "memory")
         try:
+            spec = importlib.util.find_spec("wordllama")
             from tokenizers import Tokenizer
         except ModuleNotFoundError as error:
-            raise MissingExtra("tokenizers", "memory") from error
+            raise MissingExtra(error.name or "tokenizers", "memory") from error
+        if spec is None or not spec.submodule_search_locations:
+            raise MissingExtra("wordllama", "memory")
         folder = Path(spec.submodule_search_locations[0])
         try:
             self._tokenizer = Tokenizer.from_file(str(folder.joinpath(*TOKENIZER)))

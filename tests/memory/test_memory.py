@@ -188,8 +188,20 @@ def test_a_document_that_is_no_text_is_refused_by_name(tmp_path: Path, content: 
     file.write_bytes(content)
     with pytest.raises(InputFileError, match=words):
         Memory(embedder=None).add_document(file)
-    with pytest.raises(InputFileError, match="cannot be read"):
-        Memory(embedder=None).add_document(tmp_path / "none")
+
+
+def test_a_file_that_is_none_or_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    memory = Memory(embedder=None)
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(InputFileError, match="cannot be read"):
+            memory.add_document(path)
+    monkeypatch.setattr("headwater.memory.documents.LARGEST_BYTES", 10)
+    (tmp_path / "a.txt").write_text("a" * 10)
+    assert memory.add_document(tmp_path / "a.txt") == 1
+    (tmp_path / "a.txt").write_text("a" * 11)
+    with pytest.raises(InputFileError, match="has 11 bytes; at most 10"):
+        memory.add_document(tmp_path / "a.txt")
+    assert memory.documents() == [("a.txt", 1)]
 
 
 @pytest.mark.parametrize("text", ["a" * 5000, "word " * 900, "One. Two! " * 300, "p\n\nq\n\n" * 400, "日" * 2000, "x"])

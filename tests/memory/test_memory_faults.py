@@ -116,25 +116,32 @@ def test_all_of_a_call_is_kept_or_nothing():
     assert keys(memory, "boat") == ["c:1"]
 
 
-def test_threads_share_a_memory(tmp_path: Path):
-    memory = Memory(tmp_path / "m.db", embedder=Hashed())
-    errors: list[Exception] = []
+def test_what_one_thread_takes_back_is_not_anothers(monkeypatch: pytest.MonkeyPatch):
+    """A connection has one transaction: what a second thread wrote inside the first one's went with it."""
+    memory = Memory(embedder=None)
+    insert, began, failed = memory._insert, threading.Event(), []
 
-    def work(name: str) -> None:
+    def fails(rows):
+        insert(rows)
+        began.set()
+        time.sleep(0.3)
+        raise MemoryFault("on purpose")
+
+    def first() -> None:
         try:
-            for number in range(1, 41):
-                memory.remember([said(number, f"boat {name} {number}", name)])
-                assert keys(memory, f"boat {number}", conversation=name, limit=1)
-        except Exception as error:
-            errors.append(error)
+            memory.remember([said(1, "boat one")])
+        except MemoryFault as error:
+            failed.append(error)
 
-    threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    assert {len(keys(memory, "boat", conversation=name)) for name in "abcd"} == {40}
+    monkeypatch.setattr(memory, "_insert", fails)
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert began.wait(10)
+    monkeypatch.setattr(memory, "_insert", insert)
+    memory.remember([said(2, "boat two")])
+    thread.join()
+    assert len(failed) == 1
+    assert keys(memory, "boat") == ["c:2"]
 
 
 def test_common_words_are_left_out_of_many_passages(monkeypatch: pytest.MonkeyPatch):

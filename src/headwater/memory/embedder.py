@@ -61,7 +61,7 @@ class StaticEmbedder:
 
     def embed(self, texts: Sequence[str]) -> Float32[np.ndarray, "texts dim"]:
         out = np.zeros((len(texts), self.dim), dtype=np.float32)
-        for row, encoded in enumerate(self._tokenizer.encode_batch(list(texts), add_special_tokens=False)):
+        for row, encoded in enumerate(self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)):
             if encoded.ids:
                 out[row] = self._vectors[encoded.ids].mean(axis=0, dtype=np.float32)
         return unit(out)

@@ -8,17 +8,24 @@ import subprocess
 import sys
 import threading
 import time
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headwater.errors import MemoryFault, MissingExtra, UsageError
 from headwater.memory import Memory, Passage
 from headwater.memory import memory as memory_module
+from headwater.memory.embedder import StaticEmbedder
 from tests.memory.made import Hashed, keys, said, talk
 
 SURROGATE = "\ud800"
+ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=60)
+"""Lone surrogates and NULs among the rest."""
+static = cache(StaticEmbedder)
 
 
 @pytest.mark.parametrize("blob", [b"", b"\0", b"\xff" * 64, b"\x01\x3c" * 32, None], ids=repr)
@@ -104,6 +111,21 @@ def test_names_that_no_file_can_hold_are_names_all_the_same(tmp_path: Path):
     assert memory.forget_conversation(odd) == 1
     with pytest.raises(UsageError, match="needs a name"):
         memory.add_document(tmp_path / "a.txt", name="")
+
+
+@settings(max_examples=40, deadline=None)
+@given(texts=st.lists(ANY_TEXT, min_size=1, max_size=4), question=ANY_TEXT)
+def test_any_text_is_kept_and_asked_for(texts: list[str], question: str):
+    memory = Memory(embedder=static())
+    try:
+        memory.remember([said(number, text) for number, text in enumerate(texts, start=1)])
+        known = {f"c:{number}" for number in range(1, len(texts) + 1)}
+        assert set(keys(memory, question)) <= known
+        for number, text in enumerate(texts, start=1):
+            if any("a" <= each <= "z" for each in text):
+                assert f"c:{number}" in keys(memory, text)
+    finally:
+        memory.close()
 
 
 def test_all_of_a_call_is_kept_or_nothing():

@@ -96,6 +96,12 @@ def test_without_the_extra_it_says_so_and_leaves_nothing_behind(tmp_path: Path, 
     assert not (tmp_path / "m.db").exists()
 
 
+def test_an_embedder_that_nobody_knows_is_refused():
+    """Any word was taken for "auto"."""
+    with pytest.raises(UsageError, match="unknown embedder 'minilm'; known: auto; also accepted: an Embedder"):
+        Memory(embedder="minilm")  # pyright: ignore[reportArgumentType]
+
+
 def test_names_that_no_file_can_hold_are_names_all_the_same(tmp_path: Path):
     """A lone surrogate, as in a file name that is not UTF-8, ended in an error of the codec."""
     odd = SURROGATE + "\0"
@@ -179,6 +185,14 @@ def test_common_words_are_left_out_of_many_passages(monkeypatch: pytest.MonkeyPa
     assert memory._telling_words(["common", "needle"]) == ["common", "needle"]
     monkeypatch.setattr(memory_module, "FEW", 239)
     assert memory._telling_words(["now", "often", "needle"]) == ["needle"]
+    monkeypatch.setattr(memory_module, "FEW", 50)
+    monkeypatch.setattr(memory_module, "MOST_ROWS", 100)
+    assert memory._telling_words(["common", "often", "now"]) == ["now"]
+    assert memory._telling_words(["often", "common"]) == ["often"]
+    both = Memory(memory.path, embedder=Hashed())
+    assert both._telling_words(["often", "common"]) == both._by_words("often common", "c", 5) == []
+    assert len(keys(both, "common often", limit=5)) == 5
+    both.close()
 
 
 def test_a_kill_while_indexing_leaves_all_of_a_batch_or_nothing(tmp_path: Path):

@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import Bool, Float16
 
 from headwater.database import FILE, open_database, transaction
-from headwater.errors import MemoryFault, StoreError, UsageError
+from headwater.errors import MemoryFault, StoreError, UnknownName, UsageError
 from headwater.memory.base import Passage, Recalled
 from headwater.memory.documents import pieces, read_document
 from headwater.memory.embedder import Embedder, StaticEmbedder, unit
@@ -63,6 +63,8 @@ class Memory:
     """
 
     def __init__(self, path: Path | str | None = None, *, embedder: Embedder | Literal["auto"] | None = "auto") -> None:
+        if isinstance(embedder, str) and embedder != "auto":
+            raise UnknownName("embedder", embedder, ["auto"], also="an Embedder, or None for words alone")
         self._embedder: Embedder | None = StaticEmbedder() if isinstance(embedder, str) else embedder
         self._clean_up: weakref.finalize[Any, Any] | None = None
         if path is None:
@@ -197,10 +199,10 @@ class Memory:
 
     def _by_words(self, text: str, conversation: str, count: int) -> list[int]:
         """Ids by BM25 of the words, best first."""
-        words = words_of(text)
+        words = self._telling_words(words_of(text))
         if not words:
             return []
-        query = " OR ".join(map(quoted, self._telling_words(words)))
+        query = " OR ".join(map(quoted, words))
         rows = self._rows.execute(
             "SELECT passages.id FROM passage_words JOIN passages ON passages.id = passage_words.rowid "
             "WHERE passage_words MATCH ? AND (conversation = ? OR source <> '') "
@@ -211,24 +213,28 @@ class Memory:
 
     def _telling_words(self, words: list[str]) -> list[str]:
         """The rarest words, as many as can be looked for in little time: a word that a large part of all passages has
-        tells little, and every passage that has one would have to be looked at."""
+        tells little, and every passage that has one would have to be looked at. Where all are common, the rarest one;
+        none when even that would take long and there are vectors to go by."""
         (last,) = self._rows.execute("SELECT coalesce(max(id), 0) FROM passages").fetchone()
         most = max(FEW, min(int(COMMON * last), MOST_ROWS))
-        if last <= most:
+        if last <= most or not words:
             return words
-        counts = {
-            word: self._rows.execute(
-                "SELECT count(*) FROM (SELECT 1 FROM passage_words WHERE passage_words MATCH ? LIMIT ?)",
-                (quoted(word), most),
-            ).fetchone()[0]
-            for word in words
-        }
+        counts = self._counts(words, most)
         rows, rare = 0, set[str]()
         for word in sorted(words, key=lambda word: counts[word]):
             rows += counts[word]
             if counts[word] < most and rows <= MOST_ROWS:
                 rare.add(word)
-        return [word for word in words if word in rare] or words[:1]
+        if rare:
+            return [word for word in words if word in rare]
+        counts = self._counts(words, MOST_ROWS)
+        best = min(words, key=lambda word: counts[word])
+        return [best] if counts[best] < MOST_ROWS or self._embedder is None else []
+
+    def _counts(self, words: Sequence[str], most: int) -> dict[str, int]:
+        """How many passages have each word, or `most` where there are more."""
+        query = "SELECT count(*) FROM (SELECT 1 FROM passage_words WHERE passage_words MATCH ? LIMIT ?)"
+        return {word: self._rows.execute(query, (quoted(word), most)).fetchone()[0] for word in words}
 
     def _by_meaning(self, text: str, conversation: str, count: int) -> list[int]:
         """Ids by the cosine of the vectors, nearest first."""

@@ -167,11 +167,9 @@ def test_a_document_that_is_added_again_and_again_is_found_whole(tmp_path: Path)
     memory, other = (Memory(tmp_path / "m.db", embedder=Hashed()) for _ in range(2))
     for version in range(3):
         file.write_text("\n\n".join(f"boat {n} " + "x" * 880 for n in range(40)) + f"\n\nversion {version}")
-        memory.add_document(file)
+        count = memory.add_document(file)
         for each in (memory, other):
-            nearest = each._by_meaning("boat", "c", 50)
-            there = [row[0] for row in each._rows.execute("SELECT id FROM passages")]
-            assert sorted(nearest) == there, version
+            assert len(keys(each, "unheard", limit=60)) == count, version
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,22 @@ MODULES = (
     "headwater.engines",
     "headwater.engines.fake",
     "headwater.traces",
+    "headwater.memory",
     "headwater.chat",
     "headwater.cli",
 )
-EXTRAS = ("torch", "transformers", "safetensors", "accelerate", "gguf", "matplotlib", "numba", "zarr")
+EXTRAS = (
+    "torch",
+    "transformers",
+    "safetensors",
+    "accelerate",
+    "gguf",
+    "matplotlib",
+    "numba",
+    "zarr",
+    "wordllama",
+    "tokenizers",
+)
 
 
 def main() -> None:
@@ -30,6 +42,7 @@ def main() -> None:
         import_module(name)
 
     import headwater as hw
+    from headwater.memory import Passage
 
     chat = hw.Chat.open(hw.FakeEngine(), system="You are brief.", budget=128)
     answers = ["".join(chat.send(f"message {number}")) for number in range(12)]
@@ -53,6 +66,17 @@ def main() -> None:
         check("pip install 'headwater[transformers]'" in str(error), f"it does not say what to install: {error}")
     else:
         check(False, "WindowCache was loaded without its extra")
+
+    memory = hw.Memory(embedder=None)
+    memory.remember([Passage(key="1", conversation="c", number=1, text="The boat is red.")])
+    check(len(memory.recall("boat", conversation="c")) == 1, "memory found nothing by its words")
+    memory.close()
+    try:
+        hw.Memory()
+    except hw.HeadwaterError as error:
+        check("pip install 'headwater[memory]'" in str(error), f"it does not say what to install: {error}")
+    else:
+        check(False, "vectors were made without the extra")
     check(not set(EXTRAS) & set(sys.modules), f"loaded all the same: {set(EXTRAS) & set(sys.modules)}")
     print("a base install works")
 

@@ -1,57 +1,22 @@
-"""Passages kept and found again: against the slow twin, and through everything that can go wrong."""
+"""Passages and documents kept and found again, against the slow twin."""
 
 from __future__ import annotations
 
-import hashlib
 import random
-import signal
-import sqlite3
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from headwater.errors import InputFileError, MemoryFault
-from headwater.memory import Memory, Passage
+from headwater.errors import InputFileError, UsageError
+from headwater.memory import Memory
 from headwater.memory.documents import pieces
 from headwater.memory.embedder import StaticEmbedder, unit
 from headwater.memory.memory import BATCH
 from headwater.memory.vectors import SHORTLIST, Vectors
 from headwater.memory.words import words_of
+from tests.memory.made import WORDS, Hashed, keys, said, talk
 from tests.reference import recall as twin
-
-WORDS = ["boat", "river", "anna", "oslo", "train", "hotel", "booking", "number", "violin", "rain", "café", "日本", "42"]
-
-
-class Hashed:
-    """Vectors that depend on the words alone."""
-
-    name, dim = "hashed", 32
-
-    def embed(self, texts: Sequence[str]) -> np.ndarray:
-        out = np.zeros((len(texts), self.dim), dtype=np.float32)
-        for row, text in enumerate(texts):
-            for word in text.lower().split():
-                seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:4], "little")
-                out[row] += np.random.default_rng(seed).standard_normal(self.dim).astype(np.float32)
-        return unit(out)
-
-
-def said(number: int, text: str, conversation: str = "c") -> Passage:
-    return Passage(key=f"{conversation}:{number}", conversation=conversation, number=number, text=text, when="then")
-
-
-def talk(count: int, seed: int = 0, conversation: str = "c") -> list[Passage]:
-    chance = random.Random(seed)
-    return [said(n, " ".join(chance.choices(WORDS, k=chance.randrange(3, 9))), conversation) for n in range(1, count)]
-
-
-def keys(memory: Memory, text: str, **options: object) -> list[str]:
-    return [each.passage.key for each in memory.recall(text, **{"conversation": "c", "limit": 100, **options})]  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("embedder", [Hashed(), None], ids=["both", "words alone"])
@@ -142,7 +107,9 @@ def test_what_is_known_stays_and_what_is_skipped_is_not_brought(tmp_path: Path):
     memory.remember([said(1, "boat changed"), said(3, "boat three")])
     assert [each.passage.text for each in memory.recall("one", conversation="c", limit=1)] == ["boat one"]
     assert "c:2" not in keys(memory, "boat", skip={"c:2"})
-    assert len(keys(memory, "boat", limit=2)) == 2
+    assert [len(keys(memory, "boat", limit=limit)) for limit in (0, 1, 2, 3)] == [0, 1, 2, 3]
+    with pytest.raises(UsageError, match="limit is -1"):
+        memory.recall("boat", conversation="c", limit=-1)
     memory.close()
     again = Memory(tmp_path / "m.db", embedder=Hashed())
     assert set(keys(again, "boat")) == {"c:1", "c:2", "c:3"}
@@ -168,48 +135,12 @@ def test_another_embedder_makes_the_vectors_again(tmp_path: Path):
     for embedder in (Hashed(), Other(), Hashed()):
         memory = Memory(tmp_path / "m.db", embedder=embedder)
         assert keys(memory, "violin garden") == twin.recall(passages, embedder, "violin garden", "c")
+        assert memory.notices == [
+            f"passages with no vectors, or those of another embedder: {len(passages)}; made again from the texts"
+        ]
         memory.close()
-
-
-def test_a_damaged_vector_or_file_is_said(tmp_path: Path):
     memory = Memory(tmp_path / "m.db", embedder=Hashed())
-    memory.remember([said(1, "boat")])
-    memory.close()
-    other = sqlite3.connect(tmp_path / "m.db")
-    other.execute("UPDATE passages SET vector = x'00'")
-    other.commit()
-    other.close()
-    with pytest.raises(MemoryFault, match="the vector of passage 1 is damaged"):
-        Memory(tmp_path / "m.db", embedder=Hashed()).recall("boat", conversation="c")
-    (tmp_path / "n.db").write_bytes(b"nonsense" * 1000)
-    with pytest.raises(MemoryFault, match="cannot be used"):
-        Memory(tmp_path / "n.db", embedder=None)
-
-
-def test_a_kill_while_indexing_leaves_all_of_a_batch_or_nothing(tmp_path: Path):
-    path = tmp_path / "m.db"
-    Memory(path, embedder=None).close()
-    program = (
-        "import sys; from pathlib import Path; from headwater.memory import Memory, Passage\n"
-        f"memory = Memory(Path({str(path)!r}), embedder=None); print('go', flush=True)\n"
-        "for n in range(100000):\n"
-        "    memory.remember([Passage(key=f'{n}:{i}', conversation='c', number=10*n+i, text=f'boat {n}') "
-        "for i in range(10)])\n"
-    )
-    for run in range(4):
-        child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
-        assert child.stdout is not None
-        child.stdout.readline()
-        time.sleep(0.05 + 0.03 * run)
-        child.send_signal(signal.SIGKILL)
-        child.communicate()
-    memory = Memory(path, embedder=Hashed())
-    (count,) = memory._rows.execute("SELECT count(*) FROM passages").fetchone()
-    assert count > 0
-    assert count % 10 == 0
-    assert memory._rows.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    memory._rows.execute("INSERT INTO passage_words (passage_words) VALUES ('integrity-check')")
-    assert len(keys(memory, "boat 0", limit=3)) == 3
+    assert memory.notices == []
 
 
 # Documents.
@@ -230,6 +161,17 @@ def test_a_document_is_found_from_every_conversation_and_forgotten(tmp_path: Pat
     assert memory.recall("violin", conversation="any") == []
 
 
+def test_a_document_that_is_added_again_and_again_is_found_whole(tmp_path: Path):
+    """What was dropped took the places of what is there, as its vectors were still compared."""
+    file = tmp_path / "notes.txt"
+    memory, other = (Memory(tmp_path / "m.db", embedder=Hashed()) for _ in range(2))
+    for version in range(3):
+        file.write_text("\n\n".join(f"boat {n} " + "x" * 880 for n in range(40)) + f"\n\nversion {version}")
+        count = memory.add_document(file)
+        for each in (memory, other):
+            assert len(keys(each, "unheard", limit=60)) == count, version
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -244,8 +186,20 @@ def test_a_document_that_is_no_text_is_refused_by_name(tmp_path: Path, content: 
     file.write_bytes(content)
     with pytest.raises(InputFileError, match=words):
         Memory(embedder=None).add_document(file)
-    with pytest.raises(InputFileError, match="cannot be read"):
-        Memory(embedder=None).add_document(tmp_path / "none")
+
+
+def test_a_file_that_is_none_or_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    memory = Memory(embedder=None)
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(InputFileError, match="cannot be read"):
+            memory.add_document(path)
+    monkeypatch.setattr("headwater.memory.documents.LARGEST_BYTES", 10)
+    (tmp_path / "a.txt").write_text("a" * 10)
+    assert memory.add_document(tmp_path / "a.txt") == 1
+    (tmp_path / "a.txt").write_text("a" * 11)
+    with pytest.raises(InputFileError, match="has 11 bytes; at most 10"):
+        memory.add_document(tmp_path / "a.txt")
+    assert memory.documents() == [("a.txt", 1)]
 
 
 @pytest.mark.parametrize("text", ["a" * 5000, "word " * 900, "One. Two! " * 300, "p\n\nq\n\n" * 400, "日" * 2000, "x"])

@@ -3,7 +3,7 @@
     1. every passage gets its context, the passages before it in the same conversation
     2. SQLite ranks all of them by BM25 of the words, in a table made for this one question
     3. the query's vector is compared with every passage's, as it is stored (in half precision), in float64
-    4. the first `CANDIDATES` of both rankings are fused by reciprocal rank
+    4. the first `CANDIDATES` (or `limit`, if that is more) of both rankings are fused by reciprocal rank
 
 Checked against by `tests/memory/test_memory.py`; verified by the hand-made rankings there.
 """
@@ -21,8 +21,11 @@ from headwater.memory.embedder import Embedder
 from headwater.memory.words import quoted, words_of
 
 
-def recall(passages: Sequence[Passage], embedder: Embedder | None, text: str, conversation: str) -> list[str]:
+def recall(
+    passages: Sequence[Passage], embedder: Embedder | None, text: str, conversation: str, limit: int = 100
+) -> list[str]:
     """Keys, best first."""
+    count = max(memory.CANDIDATES, limit)
     befores = []
     for place, passage in enumerate(passages):
         same = [
@@ -42,7 +45,7 @@ def recall(passages: Sequence[Passage], embedder: Embedder | None, text: str, co
     ranked = table.execute(
         "SELECT rowid FROM t WHERE t MATCH ? ORDER BY bm25(t, 1.0, ?), rowid", (words, memory.CONTEXT_WEIGHT)
     )
-    by_words = [place for (place,) in ranked if place in asked][: memory.CANDIDATES] if words else []
+    by_words = [place for (place,) in ranked if place in asked][:count] if words else []
     table.close()
 
     by_meaning: list[int] = []
@@ -55,10 +58,10 @@ def recall(passages: Sequence[Passage], embedder: Embedder | None, text: str, co
             length = np.linalg.norm(vector)
             stored = (vector / length if length else vector).astype(np.float16)
             cosines[place] = float(stored.astype(np.float64) @ query)
-        by_meaning = sorted(asked, key=lambda place: (-cosines[place], place))[: memory.CANDIDATES]
+        by_meaning = sorted(asked, key=lambda place: (-cosines[place], place))[:count]
 
     scores: dict[int, float] = {}
     for weight, ranking in ((memory.WORDS_WEIGHT, by_words), (memory.MEANING_WEIGHT, by_meaning)):
         for rank, place in enumerate(ranking):
             scores[place] = scores.get(place, 0.0) + weight / (memory.RANK + rank)
-    return [passages[place].key for place in sorted(scores, key=lambda place: (-scores[place], place))]
+    return [passages[place].key for place in sorted(scores, key=lambda place: (-scores[place], place))][:limit]

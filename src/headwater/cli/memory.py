@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from headwater.cli.options import READABLE, Commands, debug
 from headwater.cli.screen import print_columns
 from headwater.errors import UnknownName
+
+if TYPE_CHECKING:
+    from headwater.memory import Memory
 
 
 @click.group(cls=Commands, invoke_without_command=True)
@@ -29,23 +35,22 @@ def memory(context: click.Context) -> None:
 @debug
 def add_document(file: Path, name: str | None) -> None:
     """Index a text file."""
-    kept = _memory()
-    try:
-        count = kept.add_document(file, name=name)
-    finally:
-        kept.close()
-    click.echo(f"{name or file.name}: {count:,} pieces; headwater chat --memory brings them where they fit.")
+    from headwater.memory.words import clean
+
+    called = clean(file.name if name is None else name)
+    with _memory() as kept:
+        earlier = dict(kept.documents()).get(called)
+        count = kept.add_document(file, name=called)
+    instead = "" if earlier is None else f", in the place of {earlier:,}"
+    click.echo(f"{called}: {count:,} pieces{instead}; headwater chat --memory brings them where they fit.")
 
 
 @memory.command("list")
 @debug
 def list_documents() -> None:
     """List the documents."""
-    kept = _memory(words_alone=True)
-    try:
+    with _memory(words_alone=True) as kept:
         found = kept.documents()
-    finally:
-        kept.close()
     if not found:
         click.echo("No documents yet; headwater memory add FILE indexes one.", err=True)
         return
@@ -60,11 +65,8 @@ def search_documents(text: str, limit: int) -> None:
     """Search the documents."""
     from headwater.chat.recalling import origin
 
-    kept = _memory()
-    try:
+    with _memory() as kept:
         found = kept.recall(text, conversation="", limit=limit)
-    finally:
-        kept.close()
     if not found:
         click.echo("Nothing was found.", err=True)
     for each in found:
@@ -76,19 +78,25 @@ def search_documents(text: str, limit: int) -> None:
 @debug
 def forget_document(name: str) -> None:
     """Drop a document."""
-    kept = _memory(words_alone=True)
-    try:
+    from headwater.memory.words import clean
+
+    with _memory(words_alone=True) as kept:
         count = kept.forget(name)
         if not count:
             raise UnknownName("document", name, [known for known, _ in kept.documents()])
-    finally:
-        kept.close()
-    click.echo(f"{name} is forgotten, {count:,} pieces.")
+    click.echo(f"{clean(name)} is forgotten, {count:,} pieces.")
 
 
-def _memory(*, words_alone: bool = False):
+@contextmanager
+def _memory(*, words_alone: bool = False) -> Iterator[Memory]:
     """The user's own memory; `words_alone` where nothing is searched or added, so that no extra is needed."""
     from headwater.chat.store import Store
     from headwater.memory import Memory
 
-    return Memory(Store().path, embedder=None if words_alone else "auto")
+    kept = Memory(Store().path, embedder=None if words_alone else "auto")
+    try:
+        yield kept
+    finally:
+        kept.close()
+        for notice in kept.notices:
+            click.echo(notice, err=True)

@@ -12,7 +12,8 @@ from headwater.errors import InputFileError
 
 PIECE = 900
 """Characters in a piece, at most."""
-LARGEST_BYTES = 64_000_000
+LARGEST_BYTES = 16_000_000
+"""Some twenty novels: writing them into the index keeps others from writing for a few seconds."""
 
 
 def read_document(path: Path) -> str:

@@ -42,13 +42,13 @@ class StaticEmbedder:
     name = "wordllama-l2-supercat-256"
 
     def __init__(self) -> None:
-        spec = importlib.util.find_spec("wordllama")
-        if spec is None or not spec.submodule_search_locations:
-            raise MissingExtra("wordllama", "memory")
         try:
+            spec = importlib.util.find_spec("wordllama")
             from tokenizers import Tokenizer
         except ModuleNotFoundError as error:
-            raise MissingExtra("tokenizers", "memory") from error
+            raise MissingExtra(error.name or "tokenizers", "memory") from error
+        if spec is None or not spec.submodule_search_locations:
+            raise MissingExtra("wordllama", "memory")
         folder = Path(spec.submodule_search_locations[0])
         try:
             self._tokenizer = Tokenizer.from_file(str(folder.joinpath(*TOKENIZER)))
@@ -61,7 +61,7 @@ class StaticEmbedder:
 
     def embed(self, texts: Sequence[str]) -> Float32[np.ndarray, "texts dim"]:
         out = np.zeros((len(texts), self.dim), dtype=np.float32)
-        for row, encoded in enumerate(self._tokenizer.encode_batch(list(texts), add_special_tokens=False)):
+        for row, encoded in enumerate(self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)):
             if encoded.ids:
                 out[row] = self._vectors[encoded.ids].mean(axis=0, dtype=np.float32)
         return unit(out)

@@ -45,6 +45,13 @@ class Vectors:
         self._signs[rows] = _signs(full)
         self._count = stop
 
+    def keep(self, ids: Int64[np.ndarray, " rows"]) -> None:
+        """Drop all vectors but those of these passages."""
+        rows = np.flatnonzero(np.isin(self._ids[: self._count], ids))
+        for name in ("_ids", "_groups", "_signs", "_full"):
+            setattr(self, name, getattr(self, name)[rows])
+        self._count = len(rows)
+
     def nearest(
         self, query: Float32[np.ndarray, " dim"], count: int, groups: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -401,3 +401,17 @@ def test_dropping_tokens_by_hand(model: Any) -> None:
         assert cache.kept.tolist() == [*range(4), *range(10, 18)]
         model(input_ids=tiny.tokens(5), cache=cache)
     assert cache.kept.tolist() == [*range(4), *range(10, 23)]
+
+
+def test_a_chunk_never_reaches_where_the_frequencies_change() -> None:
+    """A stream's own chunks of 64 tokens were refused by a model whose frequencies change at 64."""
+    model = tiny.build("dynamic", max_position_embeddings=64)
+    cache = WindowCache(model, 20, block=3)
+    cache.stepwise = True
+    tokens, start = tiny.tokens(300), 0
+    with torch.inference_mode():
+        while start < 300:
+            count = cache.exact_chunk(300 - start)
+            model(input_ids=tokens[:, start : start + count], cache=cache)
+            start += count
+    assert cache.seen == 300

@@ -212,6 +212,8 @@ class WindowCache(Cache):
     def exact_chunk(self, count: int) -> int:
         """How many of the next `count` tokens can go in one forward pass in which every token sees exactly what it
         would have seen alone (`stepwise`)."""
+        if self._rope_limit is not None:  # after a rebase the next position is `held`
+            count = min(count, self._rope_limit - self.held)
         return self.ring.exact_chunk(count) if self._can_be_exact else min(count, self.ring.ledger.room)
 
     @property

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from headwater.engines.transformers import TransformersEngine
-from headwater.errors import SnapshotError, UnsupportedCall
+from headwater.errors import CacheStateError, SnapshotError, UnsupportedCall
 from headwater.policies.window import Window
 from tests import tiny
 from tests.engines.test_attention import NoTokenizer
@@ -42,7 +43,81 @@ def test_every_family_goes_on_to_the_bit(family: str, before: int, tmp_path: Pat
     np.testing.assert_array_equal(again.feed(rest), stream.feed(rest))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral-sliding"])
+@pytest.mark.parametrize("family", families(window=True))
+def test_every_family_goes_on_to_the_bit_with_its_pins_left_behind(family: str, tmp_path: Path):
+    """Without re-indexing, after a rebase, and with slots that no longer lie in order."""
+    opened = engine(tiny.build(family))
+    stream: Any = opened.open(WINDOW, reindex=False)
+    stream.feed(IDS[:1200])
+    for token in IDS[1200:1210]:
+        stream.feed([token])
+    ring = stream._cache.ring
+    assert ring.base > 0 and ring.ledger.position_of != sorted(ring.ledger.position_of)
+    goes_on(opened, stream, tmp_path / "s", reindex=False)
+
+
+def goes_on(opened: TransformersEngine, stream: Any, path: Path, **options: Any) -> None:
+    """Single tokens, a chunk across evictions, a single one."""
+    again = opened.restore(stream.save(path).path, stream.window, **options).stream
+    for part in (IDS[3:4], IDS[4:5], IDS[5:60], IDS[60:61]):
+        np.testing.assert_array_equal(again.feed(part), stream.feed(part))
+        assert again.kept.tolist() == stream.kept.tolist()
+
+
+@pytest.mark.parametrize("length", [3, 12, 39, 40, 41, 100])
+def test_a_hybrid_model_in_low_precision_goes_on_to_the_bit_at_every_stage(length: int, tmp_path: Path):
+    opened = engine(tiny.build("gemma3", dtype=torch.bfloat16))
+    for window in (WINDOW, Window(budget=40), None):
+        stream = opened.open(window)
+        stream.feed(IDS[:length])
+        goes_on(opened, stream, tmp_path / "s")
+
+
+def test_a_snapshot_of_a_snapshot_of_a_snapshot(tmp_path: Path):
+    opened = engine(tiny.build("llama", dtype=torch.bfloat16))
+    stream = again = opened.open(WINDOW)
+    for start in range(0, 900, 150):
+        again = opened.restore(again.save(tmp_path / "s").path, WINDOW).stream
+        np.testing.assert_array_equal(again.feed(IDS[start : start + 150]), stream.feed(IDS[start : start + 150]))
+
+
+def test_a_restore_runs_no_forward_pass(tmp_path: Path):
+    opened = engine(tiny.build("llama"))
+    stream = opened.open(WINDOW)
+    stream.feed(IDS[:50])
+    path = stream.save(tmp_path / "s").path
+    calls: list[None] = []
+    opened.model.model.register_forward_hook(lambda *_: calls.append(None))
+    opened.restore(path, WINDOW)
+    assert not calls
+
+
+def test_a_model_that_was_cast_is_examined_again():
+    opened = engine(tiny.build("llama"))
+    opened.open(WINDOW).feed(IDS[:5])
+    opened.model.bfloat16()
+    opened.open(WINDOW).feed(IDS[:5])
+
+
+@pytest.mark.parametrize("window", [WINDOW, None], ids=str)
+def test_a_step_that_failed_half_way_is_not_saved(window: Window | None):
+    """The first layers of a growing cache have a token then that the others have not."""
+    opened = engine(tiny.build("llama"))
+    stream = opened.open(window)
+    stream.feed(IDS[:30])
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    handle = opened.model.model.layers[2].register_forward_pre_hook(fail)
+    with pytest.raises(ZeroDivisionError):
+        stream.feed(IDS[30:31])
+    handle.remove()
+    with pytest.raises(CacheStateError):
+        stream.snapshot()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral-sliding", "gpt2", "bloom"])
 def test_a_growing_cache_goes_on_to_the_bit(family: str, tmp_path: Path):
     opened = engine(tiny.build(family))
     stream = opened.open(None)
@@ -74,6 +149,21 @@ def test_other_weights_or_another_precision_are_refused(tmp_path: Path):
     for changed in (other, tiny.build("llama", dtype=torch.bfloat16), tiny.build("qwen2")):
         with pytest.raises(SnapshotError, match="of another model, or of other weights"):
             engine(changed).restore(path, WINDOW)
+
+
+def test_a_model_saved_elsewhere_and_loaded_again_is_the_same(tmp_path: Path):
+    model = tiny.build("llama")
+    before = engine(model).fingerprint
+    model.save_pretrained(tmp_path / "model")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert engine(again).fingerprint == engine(model).fingerprint == before
+    assert engine(tiny.build("llama", attention="eager")).fingerprint == before
+    other: list[dict[str, Any]] = [
+        {"rms_norm_eps": 1e-3},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}},
+    ]
+    for changes in other:
+        assert engine(tiny.build("llama", **changes)).fingerprint != before
 
 
 def test_a_layer_with_another_kind_of_state_is_refused(tmp_path: Path):

@@ -19,7 +19,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DummyLayer,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+)
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 from headwater.cache.bank import Shape, cosines
@@ -370,10 +377,16 @@ def stock_bytes(cache: Cache) -> int:
 
 def stock_state(cache: Cache) -> State:
     """The layers that are the model's own. Raises UnsupportedCall when one has a state that is no K and V."""
-    for index, layer in enumerate(cache.layers):
-        if type(layer) not in (RingLayer, DynamicLayer, DynamicSlidingWindowLayer):
+    layers = _stock_layers(cache)
+    for index, layer in layers:
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
             raise UnsupportedCall(f"layer {index} is a {type(layer).__name__}, whose state cannot be saved")
-    return layers_state(_stock_layers(cache))
+        if (seen := layer.get_seq_length()) != cache.get_seq_length():
+            raise CacheStateError(
+                f"layer {index} has seen {seen} tokens of {cache.get_seq_length()}: a forward pass failed half way; "
+                f"what it left cannot be saved"
+            )
+    return layers_state(layers)
 
 
 def load_stock(cache: Cache, state: State) -> None:
@@ -382,7 +395,8 @@ def load_stock(cache: Cache, state: State) -> None:
 
 
 def _stock_layers(cache: Cache) -> list[tuple[int, Any]]:
-    return [(index, layer) for index, layer in enumerate(cache.layers) if not isinstance(layer, RingLayer)]
+    """The layers that keep something of their own."""
+    return [(i, layer) for i, layer in enumerate(cache.layers) if not isinstance(layer, RingLayer | DummyLayer)]
 
 
 def _tensors(layer: Any) -> list[Tensor]:

@@ -21,6 +21,12 @@ from headwater.errors import UnsupportedCall
 SAMPLED = 1024
 """How many numbers of a tensor of weights go into a fingerprint."""
 
+_ELSEWHERE = frozenset(
+    {"architectures", "dtype", "transformers_version", "use_cache"}
+    | {"output_attentions", "output_hidden_states", "return_dict"}
+)
+"""Facts of a configuration that change with how a model was loaded or is called, and not with what it computes."""
+
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
 
 
@@ -42,7 +48,9 @@ def as_tensor(array: NDArray[Any], dtype: str) -> Tensor:
 def model_fingerprint(model: Any, facts: ModelFacts) -> str:
     """A sha256 over the configuration, the tokenizer, and every tensor's name, shape, precision and a sample of
     `SAMPLED` of its numbers, evenly spread. Weights that differ only between the samples are not told apart."""
-    config = {key: value for key, value in model.config.to_dict().items() if not key.startswith("_")}
+    config = {
+        key: value for key, value in model.config.to_dict().items() if not key.startswith("_") and key not in _ELSEWHERE
+    }
     known = [facts.architecture, facts.precision, facts.tokenizer_sha256, config]
     seal = hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):

@@ -57,7 +57,7 @@ class TransformersEngine(Engine):
         self.template = template or tokenizer.chat_template
         self._watcher: Watcher | None = None
         self._fingerprint: str | None = None
-        self._examined: Examined | None = None
+        self._examined: dict[tuple[torch.dtype, torch.device], Examined] = {}
         text = model.config.get_text_config(decoder=True)
         self.vocab_size = int(text.vocab_size)
         self.context_length = int(getattr(text, "max_position_embeddings", 0) or 2**31)
@@ -105,10 +105,11 @@ class TransformersEngine(Engine):
         return GrowingStream(self, limit, reindex=reindex)
 
     def examined(self) -> Examined:
-        """What the model caches, found out once."""
-        if self._examined is None:
-            self._examined = examine(self.model)
-        return self._examined
+        """What the model caches, found out once, and again after it was moved or cast."""
+        place = (self.model.dtype, self.model.device)
+        if place not in self._examined:
+            self._examined[place] = examine(self.model)
+        return self._examined[place]
 
     @property
     def fingerprint(self) -> str:

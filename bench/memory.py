@@ -170,7 +170,8 @@ def main() -> None:
     """Measure, and print the figures; the last line is JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="the folder with the questions")
-    parser.add_argument("--every", type=int, default=2, help="ask every so many booking questions for the horizon")
+    parser.add_argument("--every", type=int, default=1, help="ask every so many booking questions for the horizon")
+    parser.add_argument("--dialogues", type=int, default=4, help="in so many dialogues; an hour for all four")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     options = parser.parse_args()
     figures: dict[str, Any] = {"started": now(), "hardware": hardware(), "versions": versions(), "seed": SEED}
@@ -180,7 +181,9 @@ def main() -> None:
     engine = open_engine("smollm2")
     take(figures, session.measure(engine))
     if (options.data / "recall_bookings.jsonl").exists():
-        items = _lines(options.data / "recall_bookings.jsonl")[:: options.every]
+        items = _lines(options.data / "recall_bookings.jsonl")
+        names = sorted({item["session_id"] for item in items})[: options.dialogues]
+        items = [item for item in items if item["session_id"] in names][:: options.every]
         sessions = {each["session_id"]: each for each in _lines(options.data / "dialogues.jsonl")}
         take(figures, horizon.measure(engine, items, sessions))
     figures["finished"] = now()

@@ -15,7 +15,7 @@ import pytest
 from headwater.engines import snapshot
 from headwater.engines.fake import FakeEngine
 from headwater.engines.snapshot import Part, Snapshot, read_snapshot
-from headwater.errors import SnapshotError
+from headwater.errors import SnapshotError, UsageError
 from headwater.policies.window import Window
 
 WINDOW = Window(budget=9, pins=2, block=1)
@@ -123,9 +123,10 @@ def test_flipped_bytes_of_a_real_stream_are_found(tmp_path: Path):
         (b"1234567", "no snapshot, or is cut short"),
         (b"\xff" * 100, "no snapshot, or is cut short"),
         ((2**40).to_bytes(8, "little") + b"{}", "no snapshot, or is cut short"),
-        ((2).to_bytes(8, "little") + b"{}", "header is damaged"),
-        ((4).to_bytes(8, "little") + b"[[]]", "header is damaged"),
-        ((6).to_bytes(8, "little") + b"\xff{}   ", "header is damaged"),
+        ((2).to_bytes(8, "little") + b"{}".ljust(40), "header is damaged"),
+        ((4).to_bytes(8, "little") + b"[[]]".ljust(40), "header is damaged"),
+        ((6).to_bytes(8, "little") + b"\xff{}   ".ljust(40), "header is damaged"),
+        ((50_000).to_bytes(8, "little") + b"[" * 50_016, "header is damaged"),
     ],
 )
 def test_a_file_that_is_none_is_refused(tmp_path: Path, content: bytes, said: str):
@@ -154,6 +155,49 @@ def test_a_newer_schema_is_said(file: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.undo()
     with pytest.raises(SnapshotError, match=r"newer Headwater \(schema 3; this one knows 1\)"):
         read(file)
+
+
+def test_damage_is_said_before_what_it_makes_of_the_schema(file: Path):
+    """One bit turns schema 1 into 3: that is no newer Headwater, and nobody needs to upgrade."""
+    file.write_bytes(file.read_bytes().replace(b'"schema":"1"', b'"schema":"3"'))
+    with pytest.raises(SnapshotError, match=f"is damaged: its digest is {file.read_bytes()[-16:].hex()}"):
+        read(file)
+
+
+def test_a_pipe_is_no_file(tmp_path: Path):
+    """It would wait for a writer for ever."""
+    os.mkfifo(tmp_path / "x")
+    with pytest.raises(SnapshotError, match="it is no file"):
+        read(tmp_path / "x")
+
+
+def test_notes_are_texts_that_can_be_read_again(tmp_path: Path):
+    with pytest.raises(UsageError, match="notes are texts under texts, got 3 under 'seed'"):
+        made().write(tmp_path / "x", {"seed": 3})  # type: ignore[dict-item]
+    with pytest.raises(UsageError, match="keep less in them"):
+        made().write(tmp_path / "x", {"long": "x" * snapshot.LONGEST_HEADER})
+    assert not list(tmp_path.iterdir())
+
+
+def test_it_is_on_the_disk_before_it_has_its_name_and_the_name_before_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A power cut leaves the old snapshot or the new one. Seen from outside as the order of three calls."""
+    calls: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def flush(handle: int) -> None:
+        calls.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else f"file of {os.fstat(handle).st_size}")
+        fsync(handle)
+
+    def rename(source: Path, target: Path) -> Path:
+        calls.append("rename")
+        return replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    monkeypatch.setattr(Path, "replace", rename)
+    saved = made().write(tmp_path / "x")
+    assert calls == [f"file of {saved.nbytes}", "rename", "folder"]
 
 
 def test_another_model_is_said(file: Path):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,15 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from headwater.errors import SnapshotError
+from headwater.errors import SnapshotError, UsageError
 from headwater.policies.window import Window
 
 FORMAT, SCHEMA = "headwater-snapshot", 1
 DIGEST, DIGEST_BYTES = "digest", 16
 ALIGNED = 64
 LONGEST_HEADER = 1 << 24
+PIECE = 8 << 20
+"""Bytes written at a time: a system keeps large pieces in large pages, and small ones cost it a third more."""
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I64": np.int64, "U8": np.uint8}
 """How safetensors names what there is; NumPy has no bfloat16, whose bits are kept as integers."""
 
@@ -64,18 +66,20 @@ class Snapshot:
         """Put it into a file, readable by its owner alone, in the place of one that is there; `notes` go with it.
 
         The file is whole and on the disk when this returns; until then the old one stays. Any thread may do it. Raises
-        SnapshotError when the disk does not take it.
+        SnapshotError when the disk does not take it, UsageError for notes that are no texts, or too long.
         """
         path = Path(path)
-        header, body = self._header(notes or {})
+        header, body = self._header(_checked(notes or {}))
         half = path.with_name(f".{path.name}.{secrets.token_hex(4)}.half")
         seal, size = xxhash.xxh3_128(), 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with os.fdopen(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
-                for piece in (header, *body):
+                for piece in (header, *(piece for tensor in body for piece in _pieces(tensor))):
                     seal.update(piece)
-                    size += _write_all(file, piece)
+                    _write_all(file, piece)
+                    _send(file, size, len(piece))
+                    size += len(piece)
                 size += _write_all(file, memoryview(seal.digest()))
                 os.fsync(file.fileno())
             half.replace(path)
@@ -112,6 +116,10 @@ class Snapshot:
         content[DIGEST] = {"dtype": "U8", "shape": [DIGEST_BYTES], "data_offsets": [place, place + DIGEST_BYTES]}
         text = json.dumps(content, separators=(",", ":")).encode()
         text += b" " * (-(8 + len(text)) % ALIGNED)
+        if len(text) > LONGEST_HEADER:
+            raise UsageError(
+                f"the notes make a header of {len(text):,} bytes, allowed are {LONGEST_HEADER:,}; keep less in them"
+            )
         return memoryview(len(text).to_bytes(8, "little") + text), body
 
 
@@ -164,7 +172,7 @@ def check_snapshot(path: Path | str) -> Sealed:
     path = Path(path)
     raw = _read_all(path)
     length = int.from_bytes(raw[:8].tobytes(), "little")
-    if len(raw) < 8 or length > min(LONGEST_HEADER, max(0, len(raw) - 8)):
+    if len(raw) < 8 + DIGEST_BYTES or length > min(LONGEST_HEADER, len(raw) - 8 - DIGEST_BYTES):
         raise SnapshotError(f"{path} is no snapshot, or is cut short: it has {len(raw)} bytes")
     try:
         content = json.loads(raw[8 : 8 + length].tobytes())
@@ -172,19 +180,19 @@ def check_snapshot(path: Path | str) -> Sealed:
         size = 8 + length + content[DIGEST]["data_offsets"][1]
         known = facts["format"] == FORMAT
         schema = int(facts["schema"])
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise SnapshotError(f"{path} is no snapshot, or its header is damaged") from error
     if not known:
         raise SnapshotError(f"{path} is no snapshot: its format is {facts['format']!r}, not {FORMAT!r}")
-    if schema > SCHEMA:
+    if size != len(raw):
+        raise SnapshotError(f"{path} is cut short or altered: it has {len(raw)} bytes and should have {size}")
+    seal, there = xxhash.xxh3_128(raw[:-DIGEST_BYTES].data), raw[-DIGEST_BYTES:].tobytes()
+    if seal.digest() != there:
+        raise SnapshotError(f"{path} is damaged: its digest is {there.hex()}, and its content gives {seal.hexdigest()}")
+    if schema > SCHEMA:  # last: a damaged file must not send anybody for an upgrade
         raise SnapshotError(
             f"{path} was written by a newer Headwater (schema {schema}; this one knows {SCHEMA}); upgrade to read it"
         )
-    if size != len(raw):
-        raise SnapshotError(f"{path} is cut short or altered: it has {len(raw)} bytes and should have {size}")
-    seal = xxhash.xxh3_128(raw[:-DIGEST_BYTES].data)
-    if seal.digest() != raw[-DIGEST_BYTES:].tobytes():
-        raise SnapshotError(f"{path} is damaged: its content does not match its digest")
     return Sealed(path=path, facts=facts, entries=content, data=raw[8 + length :], digest=seal.hexdigest())
 
 
@@ -213,6 +221,8 @@ def _array(data: NDArray[np.uint8], entry: Mapping[str, Any]) -> NDArray[Any]:
 
 def _read_all(path: Path) -> NDArray[np.uint8]:
     try:
+        if path.exists() and not path.is_file():  # a pipe would wait for ever
+            raise SnapshotError(f"{path} cannot be read: it is no file")
         with path.open("rb", buffering=0) as file:
             raw = np.empty(os.fstat(file.fileno()).st_size, dtype=np.uint8)
             place = 0
@@ -231,6 +241,23 @@ def _write_all(file: Any, piece: memoryview) -> int:
     while place < len(piece):
         place += file.write(piece[place:])
     return place
+
+
+def _pieces(tensor: memoryview) -> Iterator[memoryview]:
+    return (tensor[start : start + PIECE] for start in range(0, len(tensor), PIECE))
+
+
+def _send(file: Any, start: int, count: int) -> None:
+    """Let the disk begin with these bytes while more are written; else it would begin at the flush. Linux does when it
+    is told that nobody will read them."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file.fileno(), start, count, os.POSIX_FADV_DONTNEED)
+
+
+def _checked(notes: Mapping[str, str]) -> Mapping[str, str]:
+    if wrong := [name for name, note in notes.items() if not isinstance(name, str) or not isinstance(note, str)]:
+        raise UsageError(f"notes are texts under texts, got {notes[wrong[0]]!r} under {wrong[0]!r}")
+    return notes
 
 
 def _sync_folder(folder: Path) -> None:

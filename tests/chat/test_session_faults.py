@@ -12,8 +12,8 @@ import pytest
 from headwater.chat.session import Chat
 from headwater.chat.store import Store
 from headwater.database import open_database
-from headwater.engines.fake import FakeEngine
-from headwater.errors import StoreError
+from headwater.engines.fake import FakeEngine, FakeStream
+from headwater.errors import StoreError, UnsupportedCall
 from tests.chat.talk import said, stream_of
 from tests.chat.test_sessions import opened, restored, talked
 
@@ -156,3 +156,18 @@ def test_a_million_turns_open_in_under_a_second(tmp_path: Path):
     said(last)
     assert last.stats().turns == turns + 2
     last.close()
+
+
+def test_a_model_whose_state_cannot_be_saved_keeps_its_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The chat broke off after the sixteenth message, and when it was closed."""
+
+    def refuse(_: FakeStream) -> None:
+        raise UnsupportedCall("layer 3 is a LinearAttentionLayer, whose state cannot be saved")
+
+    monkeypatch.setattr(FakeStream, "snapshot", refuse)
+    chat = opened(tmp_path / "talk.db")
+    whole = talked(chat, 12)
+    assert "no snapshot of the cache: layer 3 is a LinearAttentionLayer" in (chat.stats().trouble or "")
+    messages = chat.messages
+    chat.close()
+    assert len(whole) == 12 and restored(tmp_path / "talk.db").messages == messages

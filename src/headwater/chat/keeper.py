@@ -174,8 +174,13 @@ class Keeper:
             self.catch_up()
         if self._backlog:
             return  # a snapshot of what the journal does not have could never be used
-        snapshot, notes = talk.stream.snapshot(), notes_of(self.opened, self._chapter, self._last, talk)
         self._saved_turns, self._saved_at = self._turns, self._clock()
+        try:
+            snapshot = talk.stream.snapshot()
+        except HeadwaterError as error:  # a model with a state that cannot be saved: the journal is enough
+            self._snapshot_trouble = f"no snapshot of the cache: {error}"
+            return
+        notes = notes_of(self.opened, self._chapter, self._last, talk)
         self._writer = threading.Thread(target=self._store, args=(snapshot, notes), name="headwater-snapshot")
         self._writer.start()
         if wait:

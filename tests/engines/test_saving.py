@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+from headwater.engines.snapshot import Snapshot
 from headwater.engines.transformers import TransformersEngine
 from headwater.errors import CacheStateError, SnapshotError, UnsupportedCall
 from headwater.policies.window import Window
@@ -79,6 +80,32 @@ def test_a_snapshot_of_a_snapshot_of_a_snapshot(tmp_path: Path):
     for start in range(0, 900, 150):
         again = opened.restore(again.save(tmp_path / "s").path, WINDOW).stream
         np.testing.assert_array_equal(again.feed(IDS[start : start + 150]), stream.feed(IDS[start : start + 150]))
+
+
+def test_memory_of_a_snapshot_is_used_again_when_it_is_gone_and_not_before():
+    stream = engine(tiny.build("llama")).open(WINDOW)
+    stream.feed(IDS[:50])
+
+    def keys(snapshot: Snapshot) -> np.ndarray:
+        return snapshot.parts["bank.0.keys"].array
+
+    first = stream.snapshot()
+    place, values = keys(first).ctypes.data, keys(first).copy()
+    stream.feed(IDS[50:60])
+    second = stream.snapshot()
+    assert keys(second).ctypes.data != place
+    np.testing.assert_array_equal(keys(first), values)
+    del first
+    assert keys(stream.snapshot()).ctypes.data == place
+
+
+def test_a_great_deal_of_memory_is_given_back(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("headwater.cache.host.KEPT_BYTES", 20_000)
+    stream: Any = engine(tiny.build("llama")).open(Window(budget=100))
+    for length, kept in ((10, 1), (100, 0)):
+        stream.feed(IDS[stream.seen : length])
+        stream.snapshot()
+        assert len(stream._host._spare) == kept
 
 
 def test_a_restore_runs_no_forward_pass(tmp_path: Path):

@@ -31,6 +31,7 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 
 from headwater.cache.bank import Shape, cosines
 from headwater.cache.call import Call, read_call
+from headwater.cache.host import Copies
 from headwater.cache.probe import identify, probe_inputs, read_rope
 from headwater.cache.ring import Ring
 from headwater.cache.saved import State, layers_state, load_layers, load_ring, ring_state
@@ -206,10 +207,10 @@ class WindowCache(Cache):
         self._refuse_open_step()
         self.ring.skip(positions)
 
-    def state(self) -> State:
+    def state(self, copies: Copies) -> State:
         """All that the next step would use, copied. Raises UnsupportedCall for a model with layers of another kind."""
         self._refuse_open_step()
-        return ring_state(self.ring) | stock_state(self)
+        return ring_state(self.ring, copies) | stock_state(self, copies)
 
     def load(self, state: State) -> None:
         """Make this fresh cache what another one was. Raises SnapshotError when that does not fit."""
@@ -375,7 +376,7 @@ def stock_bytes(cache: Cache) -> int:
     return sum(t.untyped_storage().nbytes() for layer in cache.layers for t in _tensors(layer))
 
 
-def stock_state(cache: Cache) -> State:
+def stock_state(cache: Cache, copies: Copies) -> State:
     """The layers that are the model's own. Raises UnsupportedCall when one has a state that is no K and V."""
     layers = _stock_layers(cache)
     for index, layer in layers:
@@ -386,7 +387,7 @@ def stock_state(cache: Cache) -> State:
                 f"layer {index} has seen {seen} tokens of {cache.get_seq_length()}: a forward pass failed half way; "
                 f"what it left cannot be saved"
             )
-    return layers_state(layers)
+    return layers_state(layers, copies)
 
 
 def load_stock(cache: Cache, state: State) -> None:

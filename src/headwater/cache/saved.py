@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headwater.cache.bank import Bank
+from headwater.cache.host import Copies
 from headwater.cache.ledger import Ledger
 from headwater.cache.ring import Ring
 from headwater.errors import SnapshotError
@@ -30,7 +31,7 @@ class State:
         return State(numbers={**self.numbers, **other.numbers}, tensors={**self.tensors, **other.tensors})
 
 
-def ring_state(ring: Ring) -> State:
+def ring_state(ring: Ring, copies: Copies) -> State:
     """A ring: only slots that hold something, and the pins' keys as they were written."""
     ledger = ring.ledger
     numbers = {
@@ -43,7 +44,7 @@ def ring_state(ring: Ring) -> State:
     tensors = {"positions": torch.tensor(ledger.position_of, dtype=torch.int64)}
     for index, bank in enumerate(ring.banks.values()):
         for name, part in _parts(bank, ledger).items():
-            tensors[f"bank.{index}.{name}"] = _copy(part)
+            tensors[f"bank.{index}.{name}"] = copies.copied(part)
     return State(numbers=numbers, tensors=tensors)
 
 
@@ -81,13 +82,14 @@ def _parts(bank: Bank, ledger: Ledger) -> dict[str, Tensor]:
     }
 
 
-def layers_state(layers: Sequence[tuple[int, Any]]) -> State:
+def layers_state(layers: Sequence[tuple[int, Any]], copies: Copies) -> State:
     """Layers of a model's own, with their numbers."""
     numbers: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
     for index, layer in layers:
         if layer.is_initialized:
-            tensors[f"layer.{index}.keys"], tensors[f"layer.{index}.values"] = _copy(layer.keys), _copy(layer.values)
+            tensors[f"layer.{index}.keys"] = copies.copied(layer.keys)
+            tensors[f"layer.{index}.values"] = copies.copied(layer.values)
         if hasattr(layer, "cumulative_length"):
             numbers[f"layer.{index}.seen"] = int(layer.cumulative_length)
     return State(numbers=numbers, tensors=tensors)
@@ -102,11 +104,6 @@ def load_layers(layers: Sequence[tuple[int, Any]], state: State) -> None:
             layer.keys, layer.values = keys, values
         if (seen := state.numbers.get(f"layer.{index}.seen")) is not None:
             layer.cumulative_length = seen
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    """On the host, without gaps, in memory of its own."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
 
 def _fill(target: Tensor, source: Tensor) -> None:

@@ -49,10 +49,11 @@ class SavedSnapshot:
     digest: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Snapshot:
     """What the next step of a stream would use, in memory of its own: the stream may go on meanwhile.
 
+    An engine may use the memory of the parts again when the snapshot is gone.
     `fingerprint` is the engine's, `state` what the engine needs beside the tensors, as JSON allows.
     """
 

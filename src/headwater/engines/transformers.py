@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import weakref
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from headwater.cache.adapter import (
     stock_cache,
     stock_state,
 )
+from headwater.cache.host import HostMemory
 from headwater.cache.saved import State
 from headwater.engines.attention import Watcher
 from headwater.engines.base import AttentionBlock, Engine, Evicted, ModelFacts, Restored, Stream
@@ -186,6 +188,7 @@ class _TorchStream(Stream):
         self._engine, self._reindex = engine, reindex
         self._cache: Any = cache
         self._next: torch.Tensor | None = None
+        self._host = HostMemory()
 
     @abstractmethod
     def _piece(self, count: int) -> int:
@@ -242,16 +245,18 @@ class _TorchStream(Stream):
         return self._next
 
     def snapshot(self) -> Snapshot:
-        cache = self._open()
-        state = cache.state() if self.window is not None else stock_state(cache)
+        cache, copies = self._open(), self._host.copies()
+        state = cache.state(copies) if self.window is not None else stock_state(cache, copies)
         tensors = dict(state.tensors) if self._next is None else {**state.tensors, "logits": self._next.cpu()}
-        return Snapshot(
+        snapshot = Snapshot(
             fingerprint=self._engine.fingerprint,
             window=self.window,
             reindex=self._reindex,
             state=dict(state.numbers),
             parts={name: as_part(tensor) for name, tensor in tensors.items()},
         )
+        weakref.finalize(snapshot, self._host.take_back, copies).atexit = False
+        return snapshot
 
     @torch.inference_mode()
     def load(self, content: Content) -> NDArray[np.float32] | None:

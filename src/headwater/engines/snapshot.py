@@ -27,7 +27,7 @@ DIGEST, DIGEST_BYTES = "digest", 16
 ALIGNED = 64
 LONGEST_HEADER = 1 << 24
 PIECE = 8 << 20
-"""Bytes written at a time: a system keeps large pieces in large pages, and small ones cost it a third more."""
+"""Bytes written at a time, of which the disk is told."""
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I64": np.int64, "U8": np.uint8}
 """How safetensors names what there is; NumPy has no bfloat16, whose bits are kept as integers."""
 

@@ -31,7 +31,6 @@ from headwater.bench.machine import hardware, now, versions
 from headwater.engines import open_engine
 from headwater.memory import Memory, Passage
 
-OUTPUT = Path(__file__).parents[1] / "docs" / "results" / "memory.json"
 BOOK = Path(__file__).parent / "data" / "voyage_of_the_beagle.txt"
 SIZES = (10_000, 200_000)
 QUERIES = 60
@@ -172,7 +171,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="the folder with the questions")
     parser.add_argument("--every", type=int, default=1, help="ask every so many booking questions for the horizon")
     parser.add_argument("--dialogues", type=int, default=4, help="in so many dialogues; an hour for all four")
-    parser.add_argument("--output", type=Path, default=OUTPUT)
+    parser.add_argument("--output", type=Path, default=session.OUTPUT)
     options = parser.parse_args()
     figures: dict[str, Any] = {"started": now(), "hardware": hardware(), "versions": versions(), "seed": SEED}
     print(f"{figures['started']} {figures['hardware']}\n{figures['versions']}")

@@ -1,10 +1,10 @@
 """What keeping a session costs: snapshots, restores, and the journal: `python -m bench.session`.
 
 Rivals alternate in one process, figures are medians, and the bound stands beside the measurement. `measure()` is a part
-of `docs/results/memory.json`.
+of `docs/results/memory.json`; run alone, it puts its figures there in the place of the old ones.
 
-- `snapshot_over_write`: writing a snapshot of a full cache, over writing as many bytes and waiting for the disk.
-- `snapshot_copy_over_step`: how long the chat is held up by a snapshot, over a decode step.
+- `snapshot_over_write`: copying a full cache and writing it, over writing as many bytes and waiting for the disk.
+- `snapshot_copy_over_step`: the copy alone, which is how long a chat is held up, over a decode step.
 - `snapshot_bytes_over_held`: the file over the bytes that the cache holds.
 - `restore_over_bound`: a restore and the next step, over two decode steps and reading the file.
 - `journal_overhead`: time that the journal takes of a chat's turns, as a share of the decode time.
@@ -32,6 +32,7 @@ from headwater.engines import open_engine
 from headwater.engines.base import Engine
 from headwater.policies.window import Window
 
+OUTPUT = Path(__file__).parents[1] / "docs" / "results" / "memory.json"
 BUDGET = 2048
 ROUNDS = 9
 TURNS = 12
@@ -59,10 +60,13 @@ def snapshots(engine: Engine, folder: Path) -> dict[str, Any]:
     engine.restore(stream.save(file).path, window).stream.close()
     content = file.read_bytes()
     for _ in range(ROUNDS):
-        snapshot = stream.snapshot()
-        seconds["copy"].append(timed(stream.snapshot))
         seconds["write"].append(timed(lambda: _write(plain, content)))
-        seconds["save"].append(timed(lambda snapshot=snapshot: snapshot.write(file)))
+        began = time.perf_counter()
+        snapshot = stream.snapshot()
+        seconds["copy"].append(time.perf_counter() - began)
+        snapshot.write(file)
+        seconds["save"].append(time.perf_counter() - began)
+        del snapshot  # as a chat does, so that its memory serves the next one
         os.sync()  # or the disk's work would be counted below
         seconds["read"].append(timed(file.read_bytes))
         other = engine.restore(file, window).stream
@@ -128,7 +132,10 @@ def main() -> None:
     """Measure, and print the figures; the last line is JSON."""
     print(f"{now()} {hardware()}\n{versions()}, {torch.get_num_threads()} threads")
     figures: dict[str, Any] = {}
+    figures["session_started"] = now()
     take(figures, measure())
+    kept = json.loads(OUTPUT.read_text(encoding="utf-8")) if OUTPUT.exists() else {}
+    OUTPUT.write_text(json.dumps({**kept, **figures}, indent=1) + "\n", encoding="utf-8")
     print(json.dumps({name: value for name, value in figures.items() if isinstance(value, int | float)}))
 
 

@@ -174,6 +174,17 @@ def test_an_allowance_larger_than_the_window_is_refused():
         opened(Noting(), memory_tokens=500)
 
 
+def test_a_prompt_that_leaves_memory_no_room_leaves_the_chat_as_it_was():
+    chat = opened(Noting())
+    said(chat, FACT)
+    messages, held = chat.messages, chat._talk.held_ids().tolist()
+    with pytest.raises(BudgetError, match="memory may take 200 tokens"):
+        chat.set_system("You know a great deal about boats. " * 9)
+    assert chat.messages == messages
+    assert stream_of(chat).tokens == held
+    assert said(chat)
+
+
 # In a session.
 
 

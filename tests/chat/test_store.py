@@ -102,6 +102,17 @@ def test_what_a_killed_process_held_is_taken_over(store: Store):
     assert time.monotonic() - began < 5
 
 
+def test_what_a_killed_process_had_half_written_is_swept(store: Store):
+    opened = store.open("anna")
+    opened.close()
+    mine, other = (store.folder / f".{uid}.safetensors.ab.half" for uid in (opened.uid, "0" * 32))
+    for half in (mine, other):
+        half.write_bytes(b"x")
+    store.open("anna").close()
+    assert not mine.exists()
+    assert other.exists(), "it may be being written now"
+
+
 def test_a_deleted_session_leaves_no_file(store: Store):
     opened = store.open("anna")
     opened.journal.begin(system=None, wording=None, head=None)

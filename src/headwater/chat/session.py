@@ -405,7 +405,14 @@ class Chat:
 
     def _begin(self, system: str | None, *, notice: str | None) -> None:
         read = None if self._keeper is None else self._keeper.prefixes.open
-        self._start(Conversation.begin(self.engine, self.policy, system, read=read), notice)
+        talk = Conversation.begin(self.engine, self.policy, system, read=read)
+        if self._memory is not None:
+            try:
+                check_allowance(talk.frame, self._memory_tokens)
+            except BaseException:
+                talk.close()
+                raise
+        self._start(talk, notice)
         if self._keeper is not None:
             self._keeper.begin(self._talk, self.engine)
         self._with_memory()
@@ -415,7 +422,6 @@ class Chat:
         self._recaller: Recaller | None = None
         if self._memory is None:
             return
-        check_allowance(self._talk.frame, self._memory_tokens)
         keeper = self._keeper
         self._recaller = Recaller(
             self._memory,
@@ -427,6 +433,8 @@ class Chat:
 
     def _take_up(self, taken: TakenUp) -> None:
         """Go on where a session ended. A question that was never answered gets an answer that is empty."""
+        if self._memory is not None:
+            check_allowance(taken.talk.frame, self._memory_tokens)
         self._start(taken.talk, "; ".join(taken.said) or None)
         self._with_memory()
         if self._recaller is not None and self._keeper is not None and taken.entry is not None:

@@ -172,6 +172,8 @@ class Store:
                     "another session"
                 ) from error
             _pid_file(self.folder, uid).write_text(str(os.getpid()))
+            for half in self.folder.glob(f".{uid}.*.half"):  # of a process that was killed while it wrote
+                half.unlink(missing_ok=True)
         return lock
 
     def _holder(self, uid: str) -> str | None:

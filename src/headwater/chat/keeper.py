@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from array import array
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from headwater.chat.conversation import Conversation
@@ -27,14 +26,6 @@ PREFIXES = "prompts"
 EVERY_TURNS = 16
 EVERY_S = 60.0
 """A snapshot is made after so many turns, or after the first turn when so much time has passed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Unwritten:
-    """Something the journal has yet to take."""
-
-    what: str
-    write: Callable[[], object]
 
 
 class Keeper:
@@ -66,7 +57,7 @@ class Keeper:
         self._clock, self._every_turns, self._every_s = clock, every_turns, every_s
         self._chapter = 0
         self._last: Entry | None = None
-        self._backlog: list[_Unwritten] = []
+        self._backlog: list[Callable[[], object]] = []
         self._writer: threading.Thread | None = None
         self._saved_turns, self._saved_at = 0, clock()
         self._journal_trouble: str | None = None
@@ -103,7 +94,7 @@ class Keeper:
         def write() -> None:
             self._chapter = self.journal.begin(system=talk.system, wording=wording, head=head)
 
-        self._write(_Unwritten(what="a new conversation", write=write))
+        self._write(write)
 
     def turn(self, talk: Conversation, details: Mapping[str, Any]) -> None:
         """The conversation's newest turn is over: write it down."""
@@ -117,7 +108,7 @@ class Keeper:
             details=details,
         )
         self._last = entry
-        self._write(_Unwritten(what="a message", write=lambda: self.journal.add(self._chapter, entry)))
+        self._write(lambda: self.journal.add(self._chapter, entry))
 
     @property
     def conversation(self) -> str:
@@ -140,7 +131,7 @@ class Keeper:
     def _turns(self) -> int:
         return 0 if self._last is None else self._last.number + 1
 
-    def _write(self, new: _Unwritten) -> None:
+    def _write(self, new: Callable[[], object]) -> None:
         """Write what is waiting, and this; what the disk does not take waits."""
         self._backlog.append(new)
         self.catch_up()
@@ -149,7 +140,7 @@ class Keeper:
         """Try once more to write what is waiting."""
         try:
             while self._backlog:
-                self._backlog[0].write()
+                self._backlog[0]()
                 del self._backlog[0]
             self._journal_trouble = None
         except StoreError as error:

@@ -30,6 +30,7 @@ from bench.clock import take, timed
 from headwater.bench.machine import hardware, now, versions
 from headwater.engines import open_engine
 from headwater.memory import Memory, Passage
+from headwater.memory.words import words_of
 
 BOOK = Path(__file__).parent / "data" / "voyage_of_the_beagle.txt"
 SIZES = (10_000, 200_000)
@@ -79,8 +80,18 @@ def _compare(items: Sequence[dict[str, Any]], known: dict[str, list[tuple[set[An
     def keys(found: Iterable[int]) -> list[str]:
         return [memory._rows.execute("SELECT key FROM passages WHERE id = ?", (each,)).fetchone()[0] for each in found]
 
+    def bm25(text: str, conversation: str) -> Sequence[str]:
+        """SQLite's own, with nothing of ours."""
+        rows = memory._rows.execute(
+            "SELECT key FROM passage_words JOIN passages ON passages.id = passage_words.rowid "
+            "WHERE passage_words MATCH ? AND conversation = ? ORDER BY bm25(passage_words), passages.id LIMIT 50",
+            (" OR ".join(f'"{word}"' for word in words_of(text)), conversation),
+        )
+        return [key for (key,) in rows]
+
     ways: dict[str, Search] = {
         "fused": fused,
+        "BM25 alone": bm25,
         "words alone": lambda text, conversation: keys(memory._by_words(text, conversation, 50)),
         "meaning alone": lambda text, conversation: keys(memory._by_meaning(text, conversation, 50)),
     }

@@ -88,7 +88,26 @@ CREATE TRIGGER passages_gone AFTER DELETE ON passages BEGIN
 END;
 """
 
-MIGRATIONS: tuple[str, ...] = (JOURNAL, MEMORY)
+WORDS = """
+DROP TRIGGER passages_added;
+DROP TRIGGER passages_gone;
+DROP TABLE passage_words;
+ALTER TABLE passages DROP COLUMN context;
+CREATE VIRTUAL TABLE passage_words USING fts5 (
+    text, content = 'passages', content_rowid = 'id', tokenize = 'porter unicode61'
+);
+CREATE VIRTUAL TABLE passage_terms USING fts5vocab (passage_words, row);
+CREATE VIRTUAL TABLE passage_occurrences USING fts5vocab (passage_words, instance);
+CREATE TRIGGER passages_added AFTER INSERT ON passages BEGIN
+    INSERT INTO passage_words (rowid, text) VALUES (new.id, new.text);
+END;
+CREATE TRIGGER passages_gone AFTER DELETE ON passages BEGIN
+    INSERT INTO passage_words (passage_words, rowid, text) VALUES ('delete', old.id, old.text);
+END;
+INSERT INTO passage_words (passage_words) VALUES ('rebuild');
+"""
+
+MIGRATIONS: tuple[str, ...] = (JOURNAL, MEMORY, WORDS)
 """What makes each version of the schema out of the one before; the version of a file is how many were applied."""
 
 

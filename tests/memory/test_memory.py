@@ -12,8 +12,9 @@ from headwater.errors import InputFileError, UsageError
 from headwater.memory import Memory
 from headwater.memory.documents import pieces
 from headwater.memory.embedder import StaticEmbedder, unit
+from headwater.memory.held import Held
 from headwater.memory.memory import BATCH
-from headwater.memory.vectors import SHORTLIST, Vectors
+from headwater.memory.ranking import SHORTLIST, by_vectors
 from headwater.memory.words import words_of
 from tests.memory.made import WORDS, Hashed, keys, said, talk
 from tests.reference import recall as twin
@@ -36,7 +37,8 @@ def test_it_finds_what_the_slow_twin_finds(embedder: Hashed | None, count: int):
 def test_the_twin_ranks_by_hand():
     passages = [said(1, "the boat sank"), said(2, "it was red"), said(3, "we ate"), said(4, "nothing at all")]
     assert twin.recall(passages, None, "boat", "c") == ["c:1", "c:2", "c:3", "c:4"]
-    assert twin.recall(passages, None, "red boat?", "c")[:2] == ["c:2", "c:1"]
+    assert twin.recall(passages, None, "red boat?", "c")[:2] == ["c:2", "c:3"], "both words, of one and of two before"
+    assert twin.recall([*passages, said(9, "far off")], None, "boat", "c")[-1] == "c:4", "numbers count, not rows"
     assert twin.recall(passages, None, "zebra", "c") == []
 
 
@@ -45,18 +47,18 @@ def test_the_nearest_of_many_are_those_of_a_full_comparison():
     chance = np.random.default_rng(0)
     centres = unit(chance.standard_normal((50, 256)).astype(np.float32))
     full = unit(np.repeat(centres, 200, axis=0) + 0.05 * chance.standard_normal((10_000, 256)).astype(np.float32))
-    vectors = Vectors(256)
+    held = Held(256)
     for start in range(0, len(full), 999):
         rows = np.arange(start, min(start + 999, len(full)))
-        vectors.add(rows, rows % 2, full[rows])
+        held.add(rows, rows % 2, rows, rows, full[rows])
     assert len(full) > SHORTLIST
     found = 0
     for query in full[::500]:
-        nearest, cosines = vectors.nearest(query, 10, np.array([0, 1]))
+        nearest, cosines = by_vectors(held, query, 10, np.array([0, 1]))
         exact = np.argsort(-(full @ query), kind="stable")[:10]
         found += len(set(nearest.tolist()) & set(exact.tolist()))
         assert (np.diff(cosines) <= 0).all()
-        odd, _ = vectors.nearest(query, 10, np.array([1]))
+        odd, _ = by_vectors(held, query, 10, np.array([1]))
         assert (odd % 2 == 1).all()
     assert found >= 0.97 * 200
 

@@ -16,11 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwater.database import MIGRATIONS, open_database
 from headwater.errors import MemoryFault, MissingExtra, UsageError
 from headwater.memory import Memory, Passage
 from headwater.memory import memory as memory_module
 from headwater.memory.embedder import StaticEmbedder
 from tests.memory.made import Hashed, keys, said, talk
+from tests.reference import recall as twin
 
 SURROGATE = "\ud800"
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=60)
@@ -173,26 +175,17 @@ def test_what_one_thread_takes_back_is_not_anothers(monkeypatch: pytest.MonkeyPa
 
 
 def test_common_words_are_left_out_of_many_passages(monkeypatch: pytest.MonkeyPatch):
-    """However long the question, BM25 is computed for a bounded number of passages: the rarest words are taken."""
-    monkeypatch.setattr(memory_module, "FEW", 50)
-    monkeypatch.setattr(memory_module, "MOST_ROWS", 60)
+    """However long the question, a bounded number of occurrences is looked at: the rarest words are taken."""
+    monkeypatch.setattr(memory_module, "MOST_OCCURRENCES", 60)
     memory = Memory(embedder=None)
     texts = [f"common {'often' if n % 5 == 0 else ''} {'now' if n % 12 == 0 else ''}" for n in range(240)]
     memory.remember([said(n + 1, text) for n, text in enumerate(texts)] + [said(241, "needle", "other")])
-    assert memory._telling_words(["common", "needle"]) == ["needle"]
-    assert memory._telling_words(["common"]) == ["common"]
-    monkeypatch.setattr(memory_module, "FEW", 1000)
-    assert memory._telling_words(["common", "needle"]) == ["common", "needle"]
-    monkeypatch.setattr(memory_module, "FEW", 239)
-    assert memory._telling_words(["now", "often", "needle"]) == ["needle"]
-    monkeypatch.setattr(memory_module, "FEW", 50)
-    monkeypatch.setattr(memory_module, "MOST_ROWS", 100)
-    assert memory._telling_words(["common", "often", "now"]) == ["now"]
-    assert memory._telling_words(["often", "common"]) == ["often"]
-    both = Memory(memory.path, embedder=Hashed())
-    assert both._telling_words(["often", "common"]) == both._by_words("often common", "c", 5) == []
-    assert len(keys(both, "common often", limit=5)) == 5
-    both.close()
+    assert memory._rarest(["common", "needl"]) == ["needl"]
+    assert memory._rarest(["common", "unheard"]) == ["common"], "the rarest is looked for, however often it is there"
+    assert memory._rarest(["now", "often", "needl"]) == ["now", "needl"]
+    monkeypatch.setattr(memory_module, "MOST_OCCURRENCES", 69)
+    assert memory._rarest(["now", "often", "needl"]) == ["now", "often", "needl"]
+    assert memory._rarest(["unheard"]) == []
 
 
 def test_a_kill_while_indexing_leaves_all_of_a_batch_or_nothing(tmp_path: Path):
@@ -219,3 +212,20 @@ def test_a_kill_while_indexing_leaves_all_of_a_batch_or_nothing(tmp_path: Path):
     assert memory._rows.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     memory._rows.execute("INSERT INTO passage_words (passage_words) VALUES ('integrity-check')")
     assert len(keys(memory, "boat 0", limit=3)) == 3
+
+
+def test_a_memory_of_the_older_schema_finds_what_it_found(tmp_path: Path):
+    """Its index had the words of earlier passages in a column of their own."""
+    path, passages = tmp_path / "m.db", talk(30)
+    old = open_database(path, migrations=MIGRATIONS[:2])
+    for each in passages:
+        old.execute(
+            "INSERT INTO passages (key, conversation, source, number, text, context, said, embedder) "
+            "VALUES (?, 'c', '', ?, ?, 'boat', 'then', '')",
+            (each.key, each.number, each.text),
+        )
+    old.close()
+    memory = Memory(path, embedder=Hashed())
+    assert keys(memory, "violin rain") == twin.recall(passages, Hashed(), "violin rain", "c")
+    memory._rows.execute("INSERT INTO passage_words (passage_words) VALUES ('integrity-check')")
+    memory.close()

@@ -3,10 +3,9 @@
 Knows how two rankings become one, and what of a passage is looked at. Does not know chats, nor how a text becomes a
 vector.
 
-A passage is found by its own words and, for less, by those of what was said just before it: an answer rarely repeats
-what it is about. The two rankings are fused by reciprocal rank (Cormack, Clarke and Buettcher, SIGIR 2009): a passage
-at place `r` of a ranking gets `weight / (RANK + r)`. The numbers below were chosen on one half of the questions of
-`bench/memory.py` and are reported on the other.
+The two rankings are fused by reciprocal rank (Cormack, Clarke and Buettcher, SIGIR 2009): a passage at place `r` of a
+ranking gets `weight / (RANK + r)`. The numbers below were chosen on one half of the questions of `bench/memory.py` and
+are reported on the other.
 """
 
 from __future__ import annotations
@@ -24,31 +23,30 @@ from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float16
+from numpy.typing import NDArray
 
 from headwater.database import FILE, open_database, transaction
 from headwater.errors import MemoryFault, StoreError, UnknownName, UsageError
 from headwater.memory.base import Passage, Recalled
 from headwater.memory.documents import pieces, read_document
 from headwater.memory.embedder import Embedder, StaticEmbedder, unit
-from headwater.memory.vectors import Vectors
-from headwater.memory.words import clean, quoted, words_of
+from headwater.memory.held import Held
+from headwater.memory.ranking import by_vectors, by_words
+from headwater.memory.words import Stems, clean, words_of
 
 BEFORE = 3
-"""How many passages before one are its context."""
-CONTEXT_CHARACTERS = 4000
+"""How many passages before one are in its vector."""
 CONTEXT_WEIGHT = 0.5
-"""What a word in the context is worth, against one in the passage itself."""
+"""What they weigh there, against the passage itself."""
 FADING = 0.7
-"""How much less every passage further back adds to a vector."""
+"""How much less every one further back."""
 WORDS_WEIGHT, MEANING_WEIGHT, RANK = 4.0, 1.0, 10
 CANDIDATES = 50
-COMMON = 0.02
-"""A word in more than this share of all passages is looked for only when there is no other."""
-FEW = 2000
-"""Below so many passages no word is common."""
-MOST_ROWS = 20_000
-"""How many passages BM25 is computed for, at most: the rarest words of a question, as many as fit."""
+MOST_OCCURRENCES = 60_000
+"""How often the words that are looked for may occur in all passages together, but for the rarest of them."""
 BATCH = 512
+
+UNFIT = "no vectors, or those of another embedder"
 
 _COLUMNS = "key, conversation, number, text, said, source"
 
@@ -72,15 +70,16 @@ class Memory:
             self._clean_up = weakref.finalize(self, shutil.rmtree, path.parent, ignore_errors=True)
         self.path = Path(path).absolute()
         self.notices: list[str] = []
-        self._vectors: Vectors | None = None
+        self._stems = Stems()
+        self._held: Held | None = None
         self._loaded = 0
-        self._groups: dict[str, int] = {}
+        self._groups: dict[tuple[str, str], int] = {}
         self._lock = threading.RLock()
         with self._telling():
             self._rows = open_database(self.path)
         try:
             with self._telling():
-                self._embed_again("no vectors, or those of another embedder")
+                self._embed_again(UNFIT)
         except BaseException:
             self.close()
             raise
@@ -109,16 +108,14 @@ class Memory:
                 befores.append(list(lately[group]))
                 lately[group].append(each.text)
             blobs = self._embed([each.text for each in batch], befores)
-            for each, before, blob in zip(batch, befores, blobs, strict=True):
-                context = "\n".join(before)[-CONTEXT_CHARACTERS:]
-                told = each.key, each.conversation, each.source, each.number, each.text, context, each.when
-                rows.append((*told, name, blob))
+            for each, blob in zip(batch, blobs, strict=True):
+                rows.append((each.key, each.conversation, each.source, each.number, each.text, each.when, name, blob))
         return rows
 
     def _insert(self, rows: Sequence[tuple[Any, ...]]) -> None:
         self._rows.executemany(
-            "INSERT INTO passages (key, conversation, source, number, text, context, said, embedder, vector) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING",
+            "INSERT INTO passages (key, conversation, source, number, text, said, embedder, vector) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING",
             rows,
         )
 
@@ -199,77 +196,70 @@ class Memory:
 
     def _by_words(self, text: str, conversation: str, count: int) -> list[int]:
         """Ids by BM25 of the words, best first."""
-        words = self._telling_words(words_of(text))
-        if not words:
-            return []
-        query = " OR ".join(map(quoted, words))
-        rows = self._rows.execute(
-            "SELECT passages.id FROM passage_words JOIN passages ON passages.id = passage_words.rowid "
-            "WHERE passage_words MATCH ? AND (conversation = ? OR source <> '') "
-            "ORDER BY bm25(passage_words, 1.0, ?), passages.id LIMIT ?",
-            (query, conversation, CONTEXT_WEIGHT, count),
-        )
-        return [found for (found,) in rows]
+        held = self._load()
+        found = [self._occurrences(term) for term in self._rarest(self._stems.of(words_of(text)))]
+        return by_words(held, found, count, self._asked(conversation)).tolist()
 
-    def _telling_words(self, words: list[str]) -> list[str]:
-        """The rarest words, as many as can be looked for in little time: a word that a large part of all passages has
-        tells little, and every passage that has one would have to be looked at. Where all are common, the rarest one;
-        none when even that would take long and there are vectors to go by."""
-        (last,) = self._rows.execute("SELECT coalesce(max(id), 0) FROM passages").fetchone()
-        most = max(FEW, min(int(COMMON * last), MOST_ROWS))
-        if last <= most or not words:
-            return words
-        counts = self._counts(words, most)
-        rows, rare = 0, set[str]()
-        for word in sorted(words, key=lambda word: counts[word]):
-            rows += counts[word]
-            if counts[word] < most and rows <= MOST_ROWS:
-                rare.add(word)
-        if rare:
-            return [word for word in words if word in rare]
-        counts = self._counts(words, MOST_ROWS)
-        best = min(words, key=lambda word: counts[word])
-        return [best] if counts[best] < MOST_ROWS or self._embedder is None else []
+    def _rarest(self, terms: Sequence[str]) -> list[str]:
+        """The rarest terms, as many as can be looked for in little time: one that a large part of all passages has
+        tells little."""
+        often: dict[str, int] = {}
+        for term in terms:
+            row = self._rows.execute("SELECT cnt FROM passage_terms WHERE term = ?", (term,)).fetchone()
+            if row is not None:
+                often[term] = row[0]
+        total, rare = 0, set[str]()
+        for term in sorted(often, key=lambda term: often[term]):
+            total += often[term]
+            if not rare or total <= MOST_OCCURRENCES:
+                rare.add(term)
+        return [term for term in terms if term in rare]
 
-    def _counts(self, words: Sequence[str], most: int) -> dict[str, int]:
-        """How many passages have each word, or `most` where there are more."""
-        query = "SELECT count(*) FROM (SELECT 1 FROM passage_words WHERE passage_words MATCH ? LIMIT ?)"
-        return {word: self._rows.execute(query, (quoted(word), most)).fetchone()[0] for word in words}
+    def _occurrences(self, term: str) -> NDArray[np.int64]:
+        """The passage of every occurrence of a term. As one text: a row each would take ten times as long."""
+        query = "SELECT group_concat(doc) FROM passage_occurrences WHERE term = ?"
+        (told,) = self._rows.execute(query, (term,)).fetchone()
+        return np.fromstring(told or "", dtype=np.int64, sep=",")
 
     def _by_meaning(self, text: str, conversation: str, count: int) -> list[int]:
         """Ids by the cosine of the vectors, nearest first."""
         if self._embedder is None:
             return []
-        query = self._embedder.embed([text])[0]
-        while True:
-            vectors = self._load_vectors(self._embedder)
-            groups = [self._groups[name] for name in ("", conversation) if name in self._groups]
-            nearest, _ = vectors.nearest(query, count, np.array(groups, dtype=np.int64))
-            marks = ", ".join("?" * min(len(nearest), CANDIDATES))
-            first = nearest[:CANDIDATES].tolist()
-            (there,) = self._rows.execute(f"SELECT count(*) FROM passages WHERE id IN ({marks})", first).fetchone()
-            if there == len(first):
-                return nearest.tolist()
-            kept = self._rows.execute("SELECT id FROM passages WHERE embedder = ?", (self._embedder.name,)).fetchall()
-            vectors.keep(np.array([found for (found,) in kept], dtype=np.int64))
+        held = self._load()
+        nearest, _ = by_vectors(held, self._embedder.embed([text])[0], count, self._asked(conversation))
+        return nearest.tolist()
 
-    def _load_vectors(self, embedder: Embedder) -> Vectors:
-        """All vectors, those that came since the last time among them. A document's are in the group of no name."""
-        if self._vectors is None:
-            self._vectors, self._loaded = Vectors(embedder.dim), 0
+    def _asked(self, conversation: str) -> NDArray[np.int64]:
+        """The groups that a question in this conversation is about: itself, and all documents."""
+        return np.array([group for (name, source), group in self._groups.items() if source or name == conversation])
+
+    def _load(self) -> Held:
+        """All passages, those that came since the last time among them, and none that went."""
+        dim, name = (0, "") if self._embedder is None else (self._embedder.dim, self._embedder.name)
+        if self._held is None:
+            self._held, self._loaded = Held(dim), 0
+        held = self._held
         while rows := self._rows.execute(
-            "SELECT id, CASE source WHEN '' THEN conversation ELSE '' END, vector FROM passages "
-            "WHERE id > ? AND embedder = ? ORDER BY id LIMIT 20000",
-            (self._loaded, embedder.name),
+            "SELECT id, conversation, source, number, length(text), embedder, vector FROM passages "
+            "WHERE id > ? ORDER BY id LIMIT 20000",
+            (self._loaded,),
         ).fetchall():
-            full = _vectors_of([row[2] for row in rows], embedder.dim)
-            if damaged := [row[0] for row, ok in zip(rows, _sound(full), strict=True) if not ok]:
-                self._make_again(damaged)
+            ids, conversations, sources, numbers, lengths, embedders, blobs = zip(*rows, strict=True)
+            if dim and set(embedders) != {name}:
+                self._embed_again(UNFIT)
                 continue
-            groups = [self._groups.setdefault(row[1], len(self._groups)) for row in rows]
-            self._vectors.add(np.array([row[0] for row in rows]), np.array(groups), full)
-            self._loaded = rows[-1][0]
-        return self._vectors
+            full = _vectors_of(blobs, dim)
+            if not (sound := _sound(full)).all():
+                self._make_again([found for found, ok in zip(ids, sound, strict=True) if not ok])
+                continue
+            places = zip(conversations, sources, strict=True)
+            groups = [self._groups.setdefault(place, len(self._groups)) for place in places]
+            held.add(np.array(ids), np.array(groups), np.array(numbers), np.array(lengths), full)
+            self._loaded = ids[-1]
+        (there,) = self._rows.execute("SELECT count(*) FROM passages").fetchone()
+        if there != len(held):
+            held.keep(np.array([found for (found,) in self._rows.execute("SELECT id FROM passages")], dtype=np.int64))
+        return held
 
     def _make_again(self, damaged: Sequence[int]) -> None:
         """Vectors that cannot be what was stored; the texts are there."""
@@ -329,6 +319,7 @@ class Memory:
         """Give the file back; a private one is deleted."""
         with self._lock:
             self._rows.close()
+            self._stems.close()
         if self._clean_up is not None:
             self._clean_up()
 
@@ -355,6 +346,8 @@ def _cleaned(passage: Passage) -> Passage:
 
 def _vectors_of(blobs: Sequence[bytes | None], dim: int) -> Float16[np.ndarray, "rows dim"]:
     """Stored vectors; not numbers for one that has another size."""
+    if not dim:
+        return np.empty((len(blobs), 0), dtype="<f2")
     damaged = np.full(dim, np.nan, dtype="<f2").tobytes()
     whole = b"".join(blob if blob is not None and len(blob) == 2 * dim else damaged for blob in blobs)
     return np.frombuffer(whole, dtype="<f2").reshape(len(blobs), dim)

@@ -1,11 +1,12 @@
-"""From a text to a query of SQLite's full-text search.
+"""From a text to the terms that SQLite's full-text search knows it by.
 
-Knows words and quoting. Does not know tables. Nothing that a user writes is query syntax.
+Knows words and their stems. Does not know passages. Nothing that a user writes is query syntax.
 """
 
 from __future__ import annotations
 
 import re
+import sqlite3
 
 MOST_WORDS = 32
 """How many different words of a text are looked for; of a longer one, the first."""
@@ -25,9 +26,23 @@ def words_of(text: str) -> list[str]:
     return ([word for word in found if word not in STOP_WORDS] or found)[:MOST_WORDS]
 
 
-def quoted(word: str) -> str:
-    """A word as FTS5 takes it literally."""
-    return '"' + word.replace('"', '""') + '"'
+class Stems:
+    """Words as the index has them: what its tokeniser makes of each."""
+
+    def __init__(self) -> None:
+        self._table = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        self._table.execute("CREATE VIRTUAL TABLE words USING fts5 (word, tokenize = 'porter unicode61')")
+        self._table.execute("CREATE VIRTUAL TABLE terms USING fts5vocab (words, instance)")
+
+    def of(self, words: list[str]) -> list[str]:
+        """The different terms of these words, in order."""
+        self._table.execute("DELETE FROM words")
+        self._table.executemany("INSERT INTO words (rowid, word) VALUES (?, ?)", list(enumerate(words)))
+        rows = self._table.execute("SELECT term FROM terms ORDER BY doc, offset")
+        return list(dict.fromkeys(term for (term,) in rows))
+
+    def close(self) -> None:
+        self._table.close()
 
 
 def clean(text: str) -> str:

@@ -320,6 +320,7 @@ def test_chat_defaults(received: dict[str, Any]):
         "session": None,
         "memory": False,
         "memory_tokens": 256,
+        "summary_tokens": 0,
         "model": "smollm2",
         "engine": "transformers",
         "system": None,
@@ -354,6 +355,7 @@ def test_chat_in_a_session_hands_on_what_was_said_and_no_default(received: dict[
         "session": "anna",
         "memory": False,
         "memory_tokens": 256,
+        "summary_tokens": 0,
         "budget": 99,
         "sampling": {"seed": 3, "temperature": 0.0},
     }
@@ -364,6 +366,19 @@ def test_an_allowance_without_memory_is_refused(received: dict[str, Any], capsys
     assert code == 2 and "--memory-tokens is for --memory" in err
     assert cli.main(["chat", "--memory", "--memory-tokens", "99"]) == 0
     assert (received["memory"], received["memory_tokens"]) == (True, 99)
+    code, _, err = called(capsys, "chat", "--memory", "--summary-tokens", "99")
+    assert code == 2 and "--summary-tokens is for --memory summary and both" in err
+    code, _, err = called(capsys, "chat", "--memory", "elephant")
+    assert code == 2 and "'recall', 'summary', 'both'" in err
+
+
+@pytest.mark.parametrize(
+    ("way", "memory", "tokens"), [("recall", True, 0), ("summary", False, 128), ("both", True, 128), (None, True, 0)]
+)
+def test_ways_to_remember(received: dict[str, Any], way: str | None, memory: bool, tokens: int):
+    given = ["chat", "--memory"] if way is None else ["chat", "--memory", way, "--greedy"]
+    assert cli.main(given) == 0
+    assert (received["memory"], received["summary_tokens"]) == (memory, tokens)
 
 
 def test_documents_are_added_searched_and_forgotten(

@@ -107,7 +107,20 @@ END;
 INSERT INTO passage_words (passage_words) VALUES ('rebuild');
 """
 
-MIGRATIONS: tuple[str, ...] = (JOURNAL, MEMORY, WORDS)
+NOTES = """
+CREATE TABLE notes (
+    session INTEGER NOT NULL,
+    chapter INTEGER NOT NULL,
+    last INTEGER NOT NULL,
+    first INTEGER NOT NULL,
+    text TEXT NOT NULL,
+    created TEXT NOT NULL,
+    PRIMARY KEY (session, chapter, last),
+    FOREIGN KEY (session, chapter) REFERENCES chapters (session, number) ON DELETE CASCADE
+) STRICT;
+"""
+
+MIGRATIONS: tuple[str, ...] = (JOURNAL, MEMORY, WORDS, NOTES)
 """What makes each version of the schema out of the one before; the version of a file is how many were applied."""
 
 

@@ -170,7 +170,7 @@ def test_an_allowance_that_cannot_be_is_refused(allowance: Any):
 
 
 def test_an_allowance_larger_than_the_window_is_refused():
-    with pytest.raises(BudgetError, match=r"memory may take 500 tokens and the budget of 500 leaves \d+; raise"):
+    with pytest.raises(BudgetError, match=r"memory_tokens may take 500 tokens and the budget of 500 leaves \d+; raise"):
         opened(Noting(), memory_tokens=500)
 
 
@@ -178,7 +178,7 @@ def test_a_prompt_that_leaves_memory_no_room_leaves_the_chat_as_it_was():
     chat = opened(Noting())
     said(chat, FACT)
     messages, held = chat.messages, chat._talk.held_ids().tolist()
-    with pytest.raises(BudgetError, match="memory may take 200 tokens"):
+    with pytest.raises(BudgetError, match="memory_tokens may take 200 tokens"):
         chat.set_system("You know a great deal about boats. " * 9)
     assert chat.messages == messages
     assert stream_of(chat).tokens == held

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,12 +18,18 @@ from headwater.engines.fake import FakeEngine
 GREEDY = Sampling(temperature=0)
 
 
-def talk(*lines: str | type[BaseException], engine: FakeEngine | None = None, **options: Any) -> tuple[str, Chat]:
-    """What the screen shows when these lines are typed; an exception class is a key such as Ctrl-C."""
+def talk(
+    *lines: str | type[BaseException], engine: FakeEngine | None = None, slowly: bool = False, **options: Any
+) -> tuple[str, Chat]:
+    """What the screen shows when these lines are typed; an exception class is a key such as Ctrl-C. Slowly: only when
+    the chat has nothing left to do meanwhile."""
     typed: Iterator[str | type[BaseException]] = iter([*lines, EOFError])
 
     def read(prompt: str) -> str:
         line = next(typed)
+        for work in threading.enumerate():
+            if slowly and work.name == "headwater-idle":
+                work.join(60)
         console.print(prompt, end="")
         if not isinstance(line, str):
             raise line
@@ -47,6 +54,18 @@ def test_an_answer_and_its_status():
     stats = chat.stats()
     assert f"> hi\n{chat.messages[-1]['content']}\nseen {stats.seen} · held {stats.held} of 200 · pinned 19" in out
     assert "evicted 0 turns · cache" in out and "tokens/s" in out
+
+
+def test_notes_are_written_while_the_user_types():
+    story = "the boat left the harbour in the rain and nobody knew where it went, but for the parrot"
+    options = {"budget": 600, "summary_tokens": 200, "max_tokens": 30}
+    out, chat = talk(*[story] * 16, "/notes", slowly=True, **options)
+    assert len(chat.notes) >= 2
+    assert "notes on turns 1 to " in out and chat.notes[-1].text.splitlines()[0] in out
+    assert "recalled for this answer: notes on turns" in out
+    out, chat = talk(*[story] * 16, "/notes", **options)
+    assert "notes" in out and threading.active_count() == 1, "the work is over when the answer begins"
+    assert "no notes have been written" in talk("/notes")[0]
 
 
 def test_an_eviction_is_shown_once():

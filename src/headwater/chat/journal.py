@@ -170,6 +170,24 @@ class Journal:
                 ),
             )
 
+    # Notes.
+
+    def add_note(self, chapter: int, first: int, last: int, text: str) -> None:
+        """Write down what was noted on the exchanges from `first` to `last`."""
+        with self._writing():
+            self._rows.execute(
+                "INSERT OR REPLACE INTO notes VALUES (?, ?, ?, ?, ?, ?)", (self.id, chapter, last, first, text, now())
+            )
+
+    def notes(self, chapter: int, most: int) -> list[tuple[int, int, str]]:
+        """The latest notes of a chapter, oldest first: the exchanges they are on, and their text."""
+        with faults(self.path):
+            rows = self._rows.execute(
+                "SELECT first, last, text FROM notes WHERE session = ? AND chapter = ? ORDER BY last DESC LIMIT ?",
+                (self.id, chapter, most),
+            ).fetchall()
+        return rows[::-1]
+
     def all_or_nothing(self) -> AbstractContextManager[None]:
         """Everything that is written inside, or nothing."""
         return self._writing()

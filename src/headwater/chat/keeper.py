@@ -23,6 +23,8 @@ from headwater.errors import HeadwaterError, StoreError, UsageError
 from headwater.policies import Policy
 
 PREFIXES = "prompts"
+NOTES = 64
+"""How many notes of a conversation are taken up again: more than any allowance takes."""
 EVERY_TURNS = 16
 EVERY_S = 60.0
 """A snapshot is made after so many turns, or after the first turn when so much time has passed."""
@@ -122,10 +124,18 @@ class Keeper:
         with self.opened.reading() as journal:
             return tuple(entry.turn for entry in journal.entries(self._chapter, first, stop))
 
-    def brought(self, talk: Conversation) -> dict[str, int]:
-        """The keys of what memory brought with messages in the ledger, and where those begin."""
+    def brought(self, talk: Conversation) -> list[tuple[int, Mapping[str, Any]]]:
+        """Where the turns in the ledger begin, oldest first, with the details of each."""
         entries = self.journal.entries(self._chapter, talk.ledger.past_turns)
-        return {key: entry.turn.start for entry in entries for key in entry.details.get("recalled", ())}
+        return [(entry.turn.start, entry.details) for entry in entries]
+
+    def note(self, first: int, last: int, text: str) -> None:
+        """Write down what the model wrote on the exchanges from `first` to `last`."""
+        self._write(lambda: self.journal.add_note(self._chapter, first, last, text))
+
+    def notes(self) -> list[tuple[int, int, str]]:
+        """The latest notes of the conversation, oldest first."""
+        return self.journal.notes(self._chapter, NOTES)
 
     @property
     def _turns(self) -> int:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from headwater.chat.conversation import Conversation, Frame
+from headwater.chat.conversation import Conversation
 from headwater.chat.ledger import Turn
 from headwater.engines.base import Engine
-from headwater.errors import BudgetError, UsageError
 from headwater.memory.base import Passage, Recalled, Remembers
 
 ALLOWANCE = 256
@@ -48,7 +47,7 @@ class Recaller:
         if gone <= self.remembered:
             return
         try:
-            turns = self._turns(talk, 2 * self.remembered, 2 * gone)
+            left = exchanges(talk, self._earlier, self.remembered, gone)
             self.memory.remember(
                 [
                     Passage(
@@ -58,9 +57,7 @@ class Recaller:
                         text=f"user: {asked.text}\nassistant: {answered.text}",
                         when=asked.when,
                     )
-                    for number, (asked, answered) in enumerate(
-                        zip(turns[::2], turns[1::2], strict=True), start=self.remembered + 1
-                    )
+                    for number, (asked, answered) in enumerate(left, start=self.remembered + 1)
                 ]
             )
             self.remembered, self.trouble = gone, None
@@ -114,11 +111,6 @@ class Recaller:
     def _tokens(self, text: str) -> int:
         return len(self._engine.encode(text))
 
-    def _turns(self, talk: Conversation, first: int, stop: int) -> list[Turn]:
-        past = talk.ledger.past_turns
-        earlier = list(self._earlier(first, min(stop, past))) if first < past and self._earlier is not None else []
-        return [*earlier, *talk.ledger.turns[max(0, first - past) : stop - past]]
-
     def _key(self, number: int) -> str:
         return f"{self.conversation}:{number}"
 
@@ -130,13 +122,9 @@ def origin(passage: Passage) -> str:
     return f"turn {passage.number}" + (f", {passage.when[:16].replace('T', ' ')}" if passage.when else "")
 
 
-def check_allowance(frame: Frame, allowance: int) -> None:
-    """Raises UsageError or BudgetError for an allowance that cannot be, or leaves no room to talk."""
-    if isinstance(allowance, bool) or not isinstance(allowance, int) or allowance < 2 * LEAST:
-        raise UsageError(f"memory_tokens must be an integer of at least {2 * LEAST}, got {allowance!r}")
-    taken = max(frame.pins, len(frame.template.head)) + frame.template.turn_tokens + 2
-    if taken + allowance > frame.budget:
-        raise BudgetError(
-            f"memory may take {allowance} tokens and the budget of {frame.budget} leaves {frame.budget - taken}; raise "
-            f"the budget to at least {taken + allowance}, or lower memory_tokens"
-        )
+def exchanges(talk: Conversation, earlier: Earlier | None, first: int, stop: int) -> list[tuple[Turn, Turn]]:
+    """The exchanges `[first, stop)` of a conversation, counted from 0: each message with its answer."""
+    first, stop, past = 2 * first, 2 * stop, talk.ledger.past_turns
+    turns = list(earlier(first, min(stop, past))) if first < past and earlier is not None else []
+    turns += talk.ledger.turns[max(0, first - past) : max(0, stop - past)]
+    return list(zip(turns[::2], turns[1::2], strict=True))

@@ -5,14 +5,16 @@ Knows how things look and what the commands are called. Does not know how a conv
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.metadata import version
 
 from rich.console import Console
 from rich.text import Text
 
+from headwater.chat.notes import about
 from headwater.chat.recalling import origin
 from headwater.chat.session import Chat
 from headwater.chat.stats import LEGEND, Stats
@@ -25,6 +27,7 @@ COMMANDS = {
     "/stats": "what the cache holds, and how fast the last answer was",
     "/map": "a picture of the cache",
     "/recall": "what memory would bring for a text: /recall TEXT",
+    "/notes": "the model's notes on what left (--memory summary)",
     "/system": "show the system prompt; /system TEXT starts a new conversation with another one",
     "/reset": "start a new conversation with the same system prompt",
     "/quit": "leave",
@@ -62,7 +65,8 @@ class Screen:
     def _turn(self) -> bool:
         """Read one line and do what it says; False when the user leaves."""
         try:
-            line = self.read(PROMPT)
+            with self._idling():
+                line = self.read(PROMPT)
         except EOFError:
             self.console.print()
             return False
@@ -73,6 +77,18 @@ class Screen:
         elif line.strip():
             self._exchange(line)
         return True
+
+    @contextmanager
+    def _idling(self) -> Iterator[None]:
+        """Let the chat do what it does while nobody waits, until the user has typed."""
+        typed = threading.Event()
+        work = threading.Thread(target=self.chat.idle, args=(typed.is_set,), name="headwater-idle")
+        work.start()
+        try:
+            yield
+        finally:
+            typed.set()
+            work.join()
 
     # Answers.
 
@@ -120,6 +136,7 @@ class Screen:
             "/stats": self._stats,
             "/map": self._map,
             "/recall": self._recall,
+            "/notes": self._notes,
             "/system": self._system,
             "/reset": self._reset,
         }
@@ -168,6 +185,13 @@ class Screen:
             self.console.print(Text(each.passage.text.translate(_CONTROLS)))
         if not found:
             self._say("nothing was found")
+
+    def _notes(self, _: str) -> None:
+        for note in self.chat.notes:
+            self._say(f"  {about(note)}")
+            self.console.print(Text(note.text.translate(_CONTROLS)))
+        if not self.chat.notes:
+            self._say("no notes have been written")
 
     def _reset(self, _: str) -> None:
         self.chat.reset()

@@ -7,7 +7,6 @@ made (`conversation`) or text is cut into pieces (`reader`).
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,9 +17,11 @@ from headwater.chat.conversation import Conversation
 from headwater.chat.interrupts import whole_step
 from headwater.chat.keeper import Keeper
 from headwater.chat.ledger import Gone, Turn
+from headwater.chat.notes import Note
 from headwater.chat.opening import Parts, prepare
 from headwater.chat.reader import checked_stops
-from headwater.chat.recalling import ALLOWANCE, MOST, Recaller, check_allowance, origin
+from headwater.chat.recalling import ALLOWANCE, MOST
+from headwater.chat.reminders import Wanted
 from headwater.chat.resume import TakenUp
 from headwater.chat.sampling import Sampler, Sampling
 from headwater.chat.settings import MAX_TOKENS
@@ -53,6 +54,7 @@ class Chat:
         keeper: Keeper | None = None,
         memory: Remembers | None = None,
         memory_tokens: int = ALLOWANCE,
+        summary_tokens: int = 0,
     ) -> None:
         if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
             raise UsageError(f"max_tokens must be an integer of at least 1, got {max_tokens!r}")
@@ -62,7 +64,8 @@ class Chat:
         self._clock = clock
         self._parts: Parts | None = None
         self._closed = False
-        self._keeper, self._memory, self._memory_tokens = keeper, memory, memory_tokens
+        self._keeper = keeper
+        self._wanted = Wanted(memory=memory, memory_tokens=memory_tokens, summary_tokens=summary_tokens)
         taken = keeper.resume(engine, policy) if keeper is not None else None
         if taken is None:
             self._begin(system, notice=None)
@@ -86,6 +89,7 @@ class Chat:
         template: str | None = None,
         memory: Remembers | bool = False,
         memory_tokens: int = ALLOWANCE,
+        summary_tokens: int = 0,
     ) -> Self:
         """Load a model by name (or take an engine as it is) and begin a conversation, or go on with a session.
 
@@ -100,6 +104,9 @@ class Chat:
         `memory` keeps what leaves the cache and brings what has to do with a message, in up to `memory_tokens` just
         before it: True is `headwater.Memory` in the session's file, or a private one, and any object with the methods
         of `headwater.memory.Remembers` will do. What it brings leaves with the message it came with.
+
+        `summary_tokens`, above 0, lets the model write two lines on every lot of turns that left, in `idle`; the latest
+        that fit in so many tokens stay in the cache: they go before a message whenever they have left or are outdated.
 
         Raises UsageError and its kinds for values that do not fit, ModelMissing, UnsupportedModel for a template
         that cannot be used, SessionBusy while another process has the session, StoreError when it cannot be read.
@@ -119,6 +126,7 @@ class Chat:
             template=template,
             memory=memory,
             memory_tokens=memory_tokens,
+            summary_tokens=summary_tokens,
         )
 
     @classmethod
@@ -131,7 +139,13 @@ class Chat:
 
     @classmethod
     def _with(
-        cls, opened: Opened | None, model: str | Engine | None, *, memory_tokens: int = ALLOWANCE, **given: Any
+        cls,
+        opened: Opened | None,
+        model: str | Engine | None,
+        *,
+        memory_tokens: int = ALLOWANCE,
+        summary_tokens: int = 0,
+        **given: Any,
     ) -> Self:
         """A chat in a session that was taken for it, or in none."""
         parts = prepare(opened, model, **given)
@@ -147,6 +161,7 @@ class Chat:
                 keeper=parts.keeper,
                 memory=parts.memory,
                 memory_tokens=memory_tokens,
+                summary_tokens=summary_tokens,
             )
         except BaseException:
             parts.close()
@@ -205,7 +220,7 @@ class Chat:
         """Feed a message, from making room for it to the opened answer."""
         talk = self._talk
         talk.check_in_step()
-        before_it = "" if self._recaller is None else self._recaller.bring(text, talk)
+        before_it = self._reminders.bring(text, talk)
         first = not talk.ledger.turn_count
         question = talk.template.question(self.engine, before_it + text, first=first)
         if not talk.fits(len(question) + 1 + len(talk.template.answer_close)):
@@ -214,8 +229,7 @@ class Chat:
             before, start = talk.gone, len(talk.ledger)
             logits = talk.feed(question)
             talk.add_turn("user", text, start=start, before=before)
-            brought = [] if self._recaller is None else [passage.key for passage in self._recaller.brought]
-            self._write_down(recalled=brought)
+            self._write_down(**self._reminders.brought)
             self._tell(talk.gone.since(before))
             self._answer = Answer(
                 self.engine,
@@ -239,8 +253,7 @@ class Chat:
                 answer.close()
             finally:
                 self._keep(answer)
-            if self._recaller is not None:
-                self._recaller.leave(self._talk)
+            self._reminders.leave(self._talk)
             if self._keeper is not None:
                 self._keeper.rest(self._talk)
 
@@ -261,8 +274,18 @@ class Chat:
     def _write_down(self, **details: Any) -> None:
         """The newest turn into the journal, with where the sampler is now."""
         if self._keeper is not None:
-            remembered = 0 if self._recaller is None else self._recaller.remembered
-            self._keeper.turn(self._talk, {"sampler": self._sampler.state, "remembered": remembered, **details})
+            self._keeper.turn(self._talk, {"sampler": self._sampler.state, **self._reminders.progress, **details})
+
+    def idle(self, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Do what can be done while nobody waits for an answer: the model's notes on what left, when the chat was
+        opened with `summary_tokens`. It ends when all is done, or within a step of the model after `stop` says so, and
+        goes on the next time; returns whether all is done. An answer under way ends first.
+
+        The terminal calls it while the user types. No other call of the chat may run meanwhile.
+        """
+        self._check_open()
+        self._end_answer()
+        return self._reminders.idle(self._talk, stop)
 
     # Looking.
 
@@ -312,8 +335,9 @@ class Chat:
             tokens_per_s=self._tokens_per_s,
             ttft_s=self._ttft_s,
             notice=self._notice,
-            trouble="; ".join(each.trouble for each in (self._keeper, self._recaller) if each and each.trouble) or None,
-            recalled=() if self._recaller is None else tuple(map(origin, self._recaller.brought)),
+            trouble="; ".join(each.trouble for each in (self._keeper, self._reminders) if each and each.trouble)
+            or None,
+            recalled=self._reminders.told,
         )
 
     def map(self, width: int = 60) -> str:
@@ -331,10 +355,16 @@ class Chat:
     def recall(self, text: str, *, limit: int = MOST) -> list[Recalled]:
         """What memory would bring for a text, best first. Raises UsageError without memory, what the memory raises."""
         self._check_open()
-        if self._recaller is None:
+        recaller = self._reminders.recaller
+        if recaller is None:
             raise UsageError("this chat has no memory; open it with memory=True")
-        self._recaller.leave(self._talk)
-        return self._recaller.look(text, self._talk, limit=limit)
+        recaller.leave(self._talk)
+        return recaller.look(text, self._talk, limit=limit)
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """The model's notes on what left, oldest first; empty without `summary_tokens`."""
+        return () if self._reminders.notes is None else tuple(self._reminders.notes.written)
 
     # Starting over.
 
@@ -376,6 +406,7 @@ class Chat:
             self._leave()
         finally:
             self._closed = True
+            self._reminders.close()
             self._talk.close()
             if self._parts is not None:
                 self._parts.close()
@@ -406,40 +437,23 @@ class Chat:
     def _begin(self, system: str | None, *, notice: str | None) -> None:
         read = None if self._keeper is None else self._keeper.prefixes.open
         talk = Conversation.begin(self.engine, self.policy, system, read=read)
-        if self._memory is not None:
-            try:
-                check_allowance(talk.frame, self._memory_tokens)
-            except BaseException:
-                talk.close()
-                raise
+        try:
+            self._wanted.check(talk.frame)
+        except BaseException:
+            talk.close()
+            raise
         self._start(talk, notice)
         if self._keeper is not None:
             self._keeper.begin(self._talk, self.engine)
-        self._with_memory()
-
-    def _with_memory(self) -> None:
-        """Let memory take part in the conversation that has begun."""
-        self._recaller: Recaller | None = None
-        if self._memory is None:
-            return
-        keeper = self._keeper
-        self._recaller = Recaller(
-            self._memory,
-            self.engine,
-            uuid.uuid4().hex if keeper is None else keeper.conversation,
-            allowance=self._memory_tokens,
-            earlier=None if keeper is None else keeper.earlier,
-        )
+        self._reminders = self._wanted.begin(self.engine, self._keeper)
 
     def _take_up(self, taken: TakenUp) -> None:
         """Go on where a session ended. A question that was never answered gets an answer that is empty."""
-        if self._memory is not None:
-            check_allowance(taken.talk.frame, self._memory_tokens)
+        self._wanted.check(taken.talk.frame)
         self._start(taken.talk, "; ".join(taken.said) or None)
-        self._with_memory()
-        if self._recaller is not None and self._keeper is not None and taken.entry is not None:
-            self._recaller.remembered = int(taken.entry.details.get("remembered", 0))
-            self._recaller.present = self._keeper.brought(taken.talk)
+        self._reminders = self._wanted.begin(self.engine, self._keeper)
+        if self._keeper is not None:
+            self._reminders.take_up(self._keeper, taken)
         if taken.entry is None or self._keeper is None:
             return
         if self._keeper.same_seed and (state := taken.entry.details.get("sampler")) is not None:

@@ -63,4 +63,6 @@ def _answer(chat: Chat, message: str) -> int:
         print(f"headwater: recalled for this answer: {'; '.join(now.recalled)}", file=sys.stderr)
     if not chat.turns[-1].finished:
         print(f"headwater: the answer was cut at {chat.max_tokens} tokens (--max-tokens)", file=sys.stderr)
+    if chat.session is not None:
+        chat.idle()
     return 0

@@ -22,6 +22,7 @@ from headwater.cli.options import (
 )
 from headwater.errors import UsageError
 
+WAYS = ("recall", "summary", "both")
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 
 
@@ -29,8 +30,17 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "see
 @model_option
 @engine_option
 @click.option("--session", metavar="NAME", help="Keep the conversation on the disk, and go on where it ended.")
-@click.option("--memory", is_flag=True, help="Keep what leaves the cache, and bring back what fits a message.")
-@click.option("--memory-tokens", type=click.IntRange(min=48), default=256, help="Most tokens that it may bring.")
+@click.option(
+    "--memory",
+    type=click.Choice(WAYS),
+    is_flag=False,
+    flag_value="recall",
+    default=None,
+    help="Remember what leaves the cache: bring back what fits a message (recall; --memory alone is the same), let the "
+    "model write notes on it while you type (summary), or both.  [default: none]",
+)
+@click.option("--memory-tokens", type=click.IntRange(min=48), default=256, help="Most tokens that recall may bring.")
+@click.option("--summary-tokens", type=click.IntRange(min=48), default=128, help="Most tokens that notes may take.")
 @click.option("--system", help="System prompt; pinned, so it is never forgotten.")
 @click.option("--template", type=READABLE, help="Jinja chat template, for a model that has none.")
 @click.option("--policy", type=Name("policy", policy_names), default="streaming-llm", help="What leaves a full cache.")
@@ -50,8 +60,9 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "see
 def chat(
     context: click.Context,
     session: str | None,
-    memory: bool,
+    memory: str | None,
     memory_tokens: int,
+    summary_tokens: int,
     template: Path | None,
     greedy: bool,
     **options: Any,
@@ -63,8 +74,9 @@ def chat(
         raise UsageError(
             f"policy {options['policy']!r} has no sinks; leave --sinks out, or take --policy streaming-llm"
         )
-    if was_given(context, "memory_tokens") and not memory:
-        raise UsageError("--memory-tokens is for --memory, which was not given")
+    for name, ways in (("memory_tokens", ("recall", "both")), ("summary_tokens", ("summary", "both"))):
+        if was_given(context, name) and memory not in ways:
+            raise UsageError(f"--{name.replace('_', '-')} is for --memory {' and '.join(ways)}, which was not given")
     from headwater.chat.sampling import Sampling
     from headwater.chat.terminal import run
 
@@ -76,8 +88,9 @@ def chat(
         drawing["temperature"] = 0.0
     return run(
         session=session,
-        memory=memory,
+        memory=memory in ("recall", "both"),
         memory_tokens=memory_tokens,
+        summary_tokens=summary_tokens if memory in ("summary", "both") else 0,
         template=None if template is None else text_of(template),
         sampling=Sampling(**drawing) if session is None else drawing,
         **{name: given.get(name) for name in options if name not in SAMPLING},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -104,4 +106,17 @@ def test_one_that_cannot_be_kept_is_said(tmp_path: Path):
     chat = opened(tmp_path / "a.db")
     assert "the system prompt's cache was not kept" in (chat.stats().trouble or "")
     said(chat, "hi")
+    chat.close()
+
+
+def test_what_a_killed_process_left_is_swept_and_what_another_writes_is_not(tmp_path: Path):
+    chat = opened(tmp_path / "a.db")
+    folder = prompts(tmp_path)[0].parent
+    old, new = folder / ".x.1.half", folder / ".y.2.half"
+    for half in (old, new):
+        half.write_bytes(b"half")
+    os.utime(old, (time.time() - 2 * prefixes.HALF_S,) * 2)
+    chat.set_system("Another prompt, so that one is kept.")
+    assert not old.exists()
+    assert new.exists()
     chat.close()

@@ -81,6 +81,13 @@ def test_a_chat_goes_on_while_the_disk_is_full_and_catches_up(small_disk: Path):
     with pytest.raises(StoreError, match="journal not on the disk"):
         chat.save()
     said(chat)
+    old = chat.messages
+    keeper = chat._keeper
+    assert keeper is not None
+    conversation = keeper.conversation
+    chat.reset()
+    assert keeper.conversation != conversation, "what is remembered of the new one is its own"
+    said(chat, "a new beginning")
     ballast.unlink()
     said(chat, "and now?")
     assert chat.stats().trouble is None
@@ -88,6 +95,9 @@ def test_a_chat_goes_on_while_the_disk_is_full_and_catches_up(small_disk: Path):
     chat.close()
     again = restored(file)
     assert again.messages == messages
+    assert again._keeper is not None
+    journal = again._keeper.journal
+    assert [entry.turn.text for entry in journal.entries(1)] == [each["content"] for each in old[1:]]
     again.close()
 
 

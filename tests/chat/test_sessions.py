@@ -81,6 +81,10 @@ def test_turns_after_the_snapshot_are_fed_as_they_were(file: Path):
     talked(chat, 7, 20)
     killed = copied(file)
     talked(whole, 27)
+    (snapshot,) = killed.parent.glob(f"{killed.stem}-sessions/*.safetensors")
+    saved = snapshot.read_bytes()
+    restored(killed).close()
+    assert snapshot.read_bytes() != saved, "one that is closed without a word need not feed them once more"
     again = restored(killed)
     assert again.stats().notice is None
     assert talked(again, 5, 27) == talked(whole, 5, 27)

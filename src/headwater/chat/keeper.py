@@ -84,7 +84,7 @@ class Keeper:
         self.journal.keep_settings(self._settings.as_json())
         if taken is not None:
             self._chapter, self._last = taken.chapter, taken.entry
-            self._saved_turns = self._turns if taken.from_snapshot else -1
+            self._saved_turns = -1 if taken.saved_turns is None else taken.saved_turns
         return taken
 
     def begin(self, talk: Conversation, engine: Engine) -> None:
@@ -93,10 +93,8 @@ class Keeper:
         self._last, self._saved_turns = None, 0
         head, wording = array("q", talk.template.head), talk.template.wording(engine)
 
-        def write() -> None:
-            self._chapter = self.journal.begin(system=talk.system, wording=wording, head=head)
-
-        self._write(write)
+        self._chapter += 1  # the number that the journal gives it, now or when there is room on the disk
+        self._write(lambda: self.journal.begin(system=talk.system, wording=wording, head=head))
 
     def turn(self, talk: Conversation, details: Mapping[str, Any]) -> None:
         """The conversation's newest turn is over: write it down."""
@@ -109,8 +107,8 @@ class Keeper:
             created=turn.when,
             details=details,
         )
-        self._last = entry
-        self._write(lambda: self.journal.add(self._chapter, entry))
+        self._last, chapter = entry, self._chapter
+        self._write(lambda: self.journal.add(chapter, entry))
 
     @property
     def conversation(self) -> str:
@@ -131,7 +129,8 @@ class Keeper:
 
     def note(self, first: int, last: int, text: str) -> None:
         """Write down what the model wrote on the exchanges from `first` to `last`."""
-        self._write(lambda: self.journal.add_note(self._chapter, first, last, text))
+        chapter = self._chapter
+        self._write(lambda: self.journal.add_note(chapter, first, last, text))
 
     def notes(self) -> list[tuple[int, int, str]]:
         """The latest notes of the conversation, oldest first."""

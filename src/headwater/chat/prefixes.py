@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from pathlib import Path
 
 from headwater.chat.conversation import Frame
@@ -16,6 +17,9 @@ from headwater.errors import HeadwaterError, SnapshotError
 
 MOST = 32
 """How many are kept; of more, those that were not used for longest go."""
+
+HALF_S = 3600
+"""A file that is not whole after so long is that of a process that was killed."""
 
 
 class Prefixes:
@@ -56,5 +60,7 @@ class Prefixes:
 
     def _tidy(self) -> None:
         files = sorted(self.folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime, reverse=True)
-        for file in files[MOST:]:
+        stale = time.time() - HALF_S
+        halves = [file for file in self.folder.glob(".*.half") if file.stat().st_mtime < stale]
+        for file in [*files[MOST:], *halves]:
             file.unlink(missing_ok=True)

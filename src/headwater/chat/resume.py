@@ -27,13 +27,14 @@ BATCH = 1000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenUp:
     """A conversation as it was; `entry` is its last turn, and `unanswered` says that it is a user's message.
-    `said` is what the user should know."""
+    `saved_turns` is how many its snapshot has, None where there was none to go on from. `said` is what the user
+    should know."""
 
     talk: Conversation
     chapter: int
     entry: Entry | None
     unanswered: bool
-    from_snapshot: bool
+    saved_turns: int | None
     said: tuple[str, ...]
 
 
@@ -68,8 +69,7 @@ def resume(engine: Engine, policy: Policy[Any], opened: Opened, *, same_window: 
         same_window = False
     count = journal.count(chapter.number)
     last = journal.entry(chapter.number, count - 1) if count else None
-    talk = _from_snapshot(engine, opened, chapter, frame, count, said)
-    from_snapshot = talk is not None
+    talk, saved_turns = _from_snapshot(engine, opened, chapter, frame, count, said)
     if talk is None:
         talk = _from_journal(engine, journal, chapter, frame, count, last, same_window=same_window)
     return TakenUp(
@@ -77,30 +77,30 @@ def resume(engine: Engine, policy: Policy[Any], opened: Opened, *, same_window: 
         chapter=chapter.number,
         entry=last,
         unanswered=last is not None and last.turn.role == "user",
-        from_snapshot=from_snapshot,
+        saved_turns=saved_turns,
         said=tuple(said),
     )
 
 
 def _from_snapshot(
     engine: Engine, opened: Opened, chapter: Chapter, frame: Frame, count: int, said: list[str]
-) -> Conversation | None:
-    """The cache as it was saved, and the turns since then fed once more."""
+) -> tuple[Conversation | None, int | None]:
+    """The cache as it was saved with the turns since then fed once more, and how many turns were saved."""
     if not opened.snapshot.exists():
         if count:
             said.append("no snapshot of the cache was there; it was made again from the journal")
-        return None
+        return None, None
     journal = opened.journal
     try:
         restored = engine.restore(opened.snapshot, frame.window, limit_tokens=frame.limit_tokens)
     except SnapshotError as error:
         said.append(f"{error}; the cache was made again from the journal")
-        return None
+        return None, None
     turns = _fitting(restored.notes, opened, chapter, count)
     if turns is None:
         restored.stream.close()
         said.append("the snapshot of the cache is of another conversation; it was made again from the journal")
-        return None
+        return None, None
     at = journal.entry(chapter.number, turns - 1).turn.stop if turns else len(frame.template.head)
     stream = restored.stream
     first = at - max(0, stream.held - min(frame.pins, stream.held))
@@ -109,7 +109,7 @@ def _from_snapshot(
     talk.check_in_step()
     for entry in journal.entries(chapter.number, turns, count):
         _again(talk, entry)
-    return talk
+    return talk, turns
 
 
 def _fitting(notes: Mapping[str, str], opened: Opened, chapter: Chapter, count: int) -> int | None:

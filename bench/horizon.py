@@ -3,7 +3,8 @@
 A dialogue is told to the model as it was said. At some distances after a booking's reference was given, measured in
 tokens, the model is asked for it, answers greedily, and the conversation is put back to where it was. Right is an
 answer that holds the reference, letter by letter. At distance 0 the fact is still in the window: no way of remembering
-can do better, so that is the ceiling.
+can do better, so that is the ceiling. An answer that was told is fed at once, with room made for all of it by whole
+turns, where a chat would make it while the answer grows; what is held after it is the same.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ from headwater.chat.sampling import Sampling
 from headwater.chat.session import Chat
 from headwater.engines.base import Engine
 
-BUDGET, ALLOWANCE, LONGEST_ANSWER = 512, 256, 24
-DISTANCES = (0, 1024, 4096)
+BUDGET, ALLOWANCE, NOTES, LONGEST_ANSWER = 512, 256, 128, 24
+DISTANCES = (0, 1024, 4096, 16384)
 WAYS: dict[str, dict[str, Any]] = {
     "window": {"policy": "sliding-window"},
     "sinks and window": {"policy": "streaming-llm"},
     "with memory": {"policy": "streaming-llm", "memory": True, "memory_tokens": ALLOWANCE},
+    "with summaries": {"policy": "streaming-llm", "summary_tokens": NOTES},
 }
 
 
 @dataclass(slots=True)
 class Tally:
-    """Questions asked at a distance, right answers, and those whose evidence memory brought."""
+    """Questions asked at a distance, right answers, and those whose evidence was brought."""
 
     asked: int = 0
     right: int = 0
@@ -46,22 +48,27 @@ def measure(engine: Engine, items: Sequence[dict[str, Any]], sessions: dict[str,
         asked = [item for item in items if item["session_id"] == name]
         for way, options in WAYS.items():
             _run(engine, sessions[name]["turns"], asked, options, tallies[way])
+            print(
+                name, way, {distance: (each.right, each.asked) for distance, each in tallies[way].items()}, flush=True
+            )
     return {
         "recall_horizon": {
-            way: {
-                str(distance): {
-                    "questions": tally.asked,
-                    "right": tally.right / tally.asked if tally.asked else None,
-                    "brought": tally.brought / tally.asked if tally.asked and "memory" in WAYS[way] else None,
-                    "answers": tally.answers[:3],
-                }
-                for distance, tally in each.items()
-            }
+            way: {str(distance): _share(way, tally) for distance, tally in each.items()}
             for way, each in tallies.items()
         },
         "recall_horizon_says": f"{len(items)} of the booking questions, budget {BUDGET}, memory may take {ALLOWANCE} "
-        f"of it, answers of up to {LONGEST_ANSWER} tokens, greedy; right is an answer that holds the reference; "
-        "summaries do not exist yet and are not measured",
+        f"of it and summaries {NOTES}, answers of up to {LONGEST_ANSWER} tokens, greedy; right is an answer that holds "
+        "the reference; brought, that a passage or a note with it came with the question",
+    }
+
+
+def _share(way: str, tally: Tally) -> dict[str, Any]:
+    reminded = "memory" in WAYS[way] or "summary_tokens" in WAYS[way]
+    return {
+        "questions": tally.asked,
+        "right": tally.right / tally.asked if tally.asked else None,
+        "brought": tally.brought / tally.asked if tally.asked and reminded else None,
+        "answers": tally.answers[:3],
     }
 
 
@@ -91,33 +98,43 @@ def _run(
 
 
 def _tell(chat: Chat, question: str, answer: str) -> None:
-    """An exchange as it was said, fed as a chat feeds it."""
-    talk, template = chat._talk, chat._talk.template
+    """An exchange as it was said, with the notes that would have come with it."""
+    talk, template, reminders = chat._talk, chat._talk.template, chat._reminders
+    before_it = "" if reminders.notes is None else reminders.notes.bring(talk)
     before, start = talk.gone, len(talk.ledger)
-    talk.feed(template.question(chat.engine, question, first=not talk.ledger.turn_count))
+    talk.feed(template.question(chat.engine, before_it + question, first=not talk.ledger.turn_count))
     talk.add_turn("user", question, start=start, before=before)
     before, start = talk.gone, len(talk.ledger)
-    talk.replay([*chat.engine.encode(answer), *template.answer_close])
+    talk.feed([*chat.engine.encode(answer), *template.answer_close])
     talk.add_turn("assistant", answer, start=start, before=before)
-    if chat._recaller is not None:
-        chat._recaller.leave(talk)
+    reminders.keep(talk)
+    chat.idle()
 
 
 def _ask(chat: Chat, item: dict[str, Any], tally: Tally) -> None:
     """Ask, and put the conversation back to where it was."""
-    talk, recaller = chat._talk, chat._recaller
+    talk, reminders = chat._talk, chat._reminders
     ledger = copy(talk.ledger)
     ledger.ids, ledger.turns = ledger.ids[:], list(ledger.turns)
-    present = {} if recaller is None else dict(recaller.present)
+    saved = {part: dict(vars(part)) for part in (reminders.recaller, reminders.notes) if part is not None}
     with tempfile.TemporaryDirectory() as folder:
-        saved = talk.stream.save(Path(folder) / "s")
+        snapshot = talk.stream.save(Path(folder) / "s")
         answer = "".join(chat.send(item["question"]))
-        restored = chat.engine.restore(saved.path, talk.stream.window)
+        restored = chat.engine.restore(snapshot.path, talk.stream.window)
+    tally.brought += _was_brought(chat, item["answer"])
     talk.close()
     chat._talk = Conversation(talk.frame, restored.stream, ledger, skipped=talk.skipped)
-    if recaller is not None:
-        tally.brought += any(item["answer"] in passage.text for passage in recaller.brought)
-        recaller.present = present
+    for part, state in saved.items():
+        vars(part).update(state)
     tally.asked += 1
     tally.right += item["answer"] in answer
     tally.answers.append(answer)
+
+
+def _was_brought(chat: Chat, reference: str) -> bool:
+    """Whether the reference was in what came with the question, or stands in the notes that were there."""
+    recaller, notes = chat._reminders.recaller, chat._reminders.notes
+    found = [] if recaller is None else [passage.text for passage in recaller.brought]
+    if notes is not None and notes._standing is not None:
+        found += [note.text for note in notes._standing[1]]
+    return any(reference in text for text in found)

@@ -29,6 +29,7 @@ from bench import horizon, session
 from bench.clock import take, timed
 from headwater.bench.machine import hardware, now, versions
 from headwater.engines import open_engine
+from headwater.engines.base import Engine
 from headwater.memory import Memory, Passage
 from headwater.memory.words import words_of
 
@@ -36,6 +37,7 @@ BOOK = Path(__file__).parent / "data" / "voyage_of_the_beagle.txt"
 SIZES = (10_000, 200_000)
 QUERIES = 60
 FIRST = (1, 5)
+PARTS = ("retrieval", "speed", "session", "horizon")
 SEED = 0
 
 Search = Callable[[str, str], Sequence[str]]
@@ -176,6 +178,15 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def _horizon(data: Path, engine: Engine, dialogues: int, every: int) -> dict[str, Any]:
+    if not (data / "recall_bookings.jsonl").exists():
+        return {}
+    items = _lines(data / "recall_bookings.jsonl")
+    names = sorted({item["session_id"] for item in items})[:dialogues]
+    items = [item for item in items if item["session_id"] in names][::every]
+    return horizon.measure(engine, items, {each["session_id"]: each for each in _lines(data / "dialogues.jsonl")})
+
+
 def main() -> None:
     """Measure, and print the figures; the last line is JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -183,20 +194,22 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="ask every so many booking questions for the horizon")
     parser.add_argument("--dialogues", type=int, default=4, help="in so many dialogues; an hour for all four")
     parser.add_argument("--output", type=Path, default=session.OUTPUT)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="the others stay as they are stored")
     options = parser.parse_args()
-    figures: dict[str, Any] = {"started": now(), "hardware": hardware(), "versions": versions(), "seed": SEED}
-    print(f"{figures['started']} {figures['hardware']}\n{figures['versions']}")
-    take(figures, measure_retrieval(options.data))
-    take(figures, measure_speed())
+    whole = set(options.parts) == set(PARTS)
+    figures: dict[str, Any] = {} if whole else json.loads(options.output.read_text(encoding="utf-8"))
+    figures |= {"hardware": hardware(), "versions": versions(), "seed": SEED}
+    print(f"{figures['hardware']}\n{figures['versions']}")
     engine = open_engine("smollm2")
-    take(figures, session.measure(engine))
-    if (options.data / "recall_bookings.jsonl").exists():
-        items = _lines(options.data / "recall_bookings.jsonl")
-        names = sorted({item["session_id"] for item in items})[: options.dialogues]
-        items = [item for item in items if item["session_id"] in names][:: options.every]
-        sessions = {each["session_id"]: each for each in _lines(options.data / "dialogues.jsonl")}
-        take(figures, horizon.measure(engine, items, sessions))
-    figures["finished"] = now()
+    measures: dict[str, Callable[[], dict[str, Any]]] = {
+        "retrieval": lambda: measure_retrieval(options.data),
+        "speed": measure_speed,
+        "session": lambda: session.measure(engine),
+        "horizon": lambda: _horizon(options.data, engine, options.dialogues, options.every),
+    }
+    for part in options.parts:
+        figures[f"{part}_started"] = now()
+        take(figures, measures[part]())
     options.output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     print(json.dumps({name: value for name, value in figures.items() if isinstance(value, int | float)}))
 

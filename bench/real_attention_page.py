@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bench.page import table, with_blocks
 from headwater.bench import style
 
 if TYPE_CHECKING:
@@ -42,22 +43,9 @@ def blocks(results: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def with_blocks(text: str, new: dict[str, str]) -> str:
-    """The page with other text between its markers."""
-    for name, block in new.items():
-        start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-        before, _, rest = text.partition(start)
-        text = f"{before}{start}\n{block}\n{end}{rest.partition(end)[2]}"
-    return text
-
-
-def _table(head: list[str], lines: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---", *["---:"] * (len(head) - 1)], *lines))
-
-
 def _where(results: dict[str, Any]) -> str:
     lines = [[text, *(f"{np.mean(parts[part]):.1%}" for part in PARTS)] for text, parts in results["where"].items()]
-    return _table(["text", *PARTS.values()], lines)
+    return table(["text", *PARTS.values()], lines)
 
 
 def _mass(results: dict[str, Any]) -> str:
@@ -69,7 +57,7 @@ def _mass(results: dict[str, Any]) -> str:
         found = results["replay"][text].get(name)
         return "" if found is None else f"{found[budget]['retained_attention_mass']:.3f}"
 
-    return _table(["policy", *texts], [[f"`{name}`", *(cell(text, name) for text in texts)] for name in names])
+    return table(["policy", *texts], [[f"`{name}`", *(cell(text, name) for text in texts)] for name in names])
 
 
 def plain(results: dict[str, Any], text: str) -> list[str]:
@@ -97,7 +85,7 @@ def _ranking(results: dict[str, Any]) -> str:
     lines = [
         [str(place + 1), *(f"`{order[place]}`" for order in orders.values())] for place in range(len(orders["book"]))
     ]
-    return _table(["place", *orders], lines)
+    return table(["place", *orders], lines)
 
 
 def _agreement(results: dict[str, Any]) -> str:
@@ -105,7 +93,7 @@ def _agreement(results: dict[str, Any]) -> str:
         [text, *(f"{agreement(results, text, budget):+.2f}" for budget in results["budgets"])]
         for text in results["where"]
     ]
-    return _table(["text", *(f"budget {budget}" for budget in results["budgets"])], lines)
+    return table(["text", *(f"budget {budget}" for budget in results["budgets"])], lines)
 
 
 def _bound(results: dict[str, Any]) -> str:
@@ -118,7 +106,7 @@ def _bound(results: dict[str, Any]) -> str:
 
     lines = [[f"`{name}`", *(share(text, name) for text in results["bound"])] for name in names]
     lines.append(["the bound itself", *(f"{mass['oracle']:.3f}" for mass in results["bound"].values())])
-    return _table(["policy", *results["bound"]], lines)
+    return table(["policy", *results["bound"]], lines)
 
 
 def _source(results: dict[str, Any]) -> str:

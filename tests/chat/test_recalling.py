@@ -67,8 +67,9 @@ def test_what_left_long_ago_is_brought_before_the_message(memory: Any):
     said(chat, "what is the parrot called?")
     assert "turn 1, 20" in chat.stats().recalled[0]
     given = fed(chat, chat.stats().turns - 2)
-    assert OPENING in given
-    assert given.index(FACT) < given.index(CLOSING) < given.index("what is the parrot called?")
+    assert f"{OPENING}> turn 1, 20" in given
+    assert f"> I said: {FACT}\n> You said: {chat.messages[2]['content'].strip()[:20]}" in given
+    assert given.index(FACT) < given.index("what is the parrot called?")
     assert chat.messages[-2]["content"] == "what is the parrot called?"
     assert stream_of(chat).tokens == chat._talk.held_ids().tolist()
     assert chat.stats().trouble is None
@@ -85,12 +86,12 @@ def test_without_memory_nothing_is_brought():
         chat.recall("parrot")
 
 
-def test_every_exchange_is_kept_once_when_it_has_left_and_in_order():
+def test_every_exchange_is_kept_once_and_in_order():
     memory = Noting()
     chat = opened(memory)
     for index in range(60):
         said(chat, f"message {index}")
-        assert [each.number for each in memory.kept] == list(range(1, chat.stats().evicted_turns // 2 + 1))
+        assert [each.number for each in memory.kept] == list(range(1, index + 2))
     assert memory.kept[3].text == f"user: message 3\nassistant: {chat.messages[8]['content']}"
     assert memory.kept[3].when == chat.turns[6].when != ""
 
@@ -121,13 +122,31 @@ def test_the_allowance_holds_and_the_newest_is_last(allowance: int):
     chat = opened(memory, memory_tokens=allowance)
     said(chat, "parrot")
     given = fed(chat, 0)
-    block = given[given.index(OPENING) : given.index(CLOSING) + len(CLOSING)] if OPENING in given else ""
+    block = given[given.index(OPENING) : given.rindex(CLOSING + "parrot") + len(CLOSING)] if OPENING in given else ""
     assert len(chat.engine.encode(block)) <= allowance
-    numbers = [int(part.split(")")[0]) for part in block.split("(turn ")[1:]]
+    numbers = [int(part.split("\n")[0]) for part in block.split("> turn ")[1:]]
     assert numbers == sorted(numbers)
     if allowance == 200:
         assert numbers == [3, 7, 9]
         assert "…" in block
+
+
+def test_only_what_fits_better_than_all_that_is_there_is_brought():
+    """What is brought beside an answer that the model can see distracts it."""
+    memory = Noting()
+    chat = opened(memory)
+    said(chat, FACT)
+    chatted(chat, 40)
+    memory.bring = []
+    said(chat, "the parrot is green")
+    kept = list(memory.kept)
+    memory.bring = [kept[-1], kept[0]]  # the one that is held ranks first
+    said(chat, "the parrot now")
+    assert chat.stats().recalled == ()
+    memory.bring = [kept[0], kept[-1]]
+    said(chat, "the parrot now")
+    assert len(chat.stats().recalled) == 1
+    assert "turn 1," in chat.stats().recalled[0]
 
 
 def test_what_was_brought_leaves_with_its_message():
@@ -145,7 +164,7 @@ def test_what_was_brought_leaves_with_its_message():
 def test_a_memory_that_fails_stops_nothing():
     chat = opened(Broken())
     chatted(chat, 40)
-    assert "memory kept nothing of what left: the disk is gone" in (chat.stats().trouble or "")
+    assert "memory kept nothing of what was said: the disk is gone" in (chat.stats().trouble or "")
     whole = opened(False)
     chatted(whole, 40)
     assert chat.messages == whole.messages
@@ -159,7 +178,7 @@ def test_what_failed_is_kept_when_memory_works_again():
     assert memory.kept == []
     del memory.remember
     said(chat)
-    assert [each.number for each in memory.kept] == list(range(1, chat.stats().evicted_turns // 2 + 1))
+    assert [each.number for each in memory.kept] == list(range(1, 42))
     assert chat.stats().trouble is None
 
 

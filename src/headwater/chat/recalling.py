@@ -1,12 +1,13 @@
-"""What memory brings into a conversation: kept as it leaves the cache, recalled just before a message.
+"""What memory brings into a conversation: kept as it is said, recalled just before a message once it has left the cache.
 
-Knows which exchanges have left, what is worth bringing within an allowance of tokens, and what is there already. Does
-not know how anything is found. Whatever a memory raises ends here: the answer comes without it, and `trouble` says why.
+Knows which exchanges the cache still holds, and what is worth bringing within an allowance of tokens: only what fits
+the message better than everything that is there anyway, for the rest distracts. Does not know how anything is found. Whatever a memory raises ends here: the answer comes without it, and `trouble` says why.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 
 from headwater.chat.conversation import Conversation
 from headwater.chat.ledger import Turn
@@ -20,7 +21,9 @@ MOST = 5
 LEAST = 24
 """A passage is cut to what is left of the allowance only when that many tokens are."""
 
-OPENING, CLOSING, CUT = "[From earlier in this conversation:\n", "]\n\n", "…\n"
+OPENING, CLOSING, CUT = "Earlier in our conversation:\n\n", "\n", "…\n"
+ASKED, ANSWERED = "user: ", "\nassistant: "
+"""What an exchange is kept as; the model is told "I said" and "You said" instead."""
 
 Earlier = Callable[[int, int], Iterable[Turn]]
 """The turns `[first, stop)` of the conversation that are no longer in its ledger."""
@@ -41,41 +44,41 @@ class Recaller:
         """The keys of what was brought, and the position of the message that each came with."""
         self._engine, self._earlier = engine, earlier
 
-    def leave(self, talk: Conversation) -> None:
-        """Keep what has left the cache since the last time."""
-        gone = talk.gone.turns // 2
-        if gone <= self.remembered:
+    def keep(self, talk: Conversation) -> None:
+        """Keep what was said since the last time."""
+        said = talk.ledger.turn_count // 2
+        if said <= self.remembered:
             return
         try:
-            left = exchanges(talk, self._earlier, self.remembered, gone)
+            new = exchanges(talk, self._earlier, self.remembered, said)
             self.memory.remember(
                 [
                     Passage(
                         key=self._key(number),
                         conversation=self.conversation,
                         number=number,
-                        text=f"user: {asked.text}\nassistant: {answered.text}",
+                        text=f"{ASKED}{asked.text}{ANSWERED}{answered.text}",
                         when=asked.when,
                     )
-                    for number, (asked, answered) in enumerate(left, start=self.remembered + 1)
+                    for number, (asked, answered) in enumerate(new, start=self.remembered + 1)
                 ]
             )
-            self.remembered, self.trouble = gone, None
+            self.remembered, self.trouble = said, None
         except Exception as error:
-            self.trouble = f"memory kept nothing of what left: {error or type(error).__name__}"
+            self.trouble = f"memory kept nothing of what was said: {error or type(error).__name__}"
 
     def look(self, text: str, talk: Conversation, *, limit: int = MOST) -> list[Recalled]:
-        """What memory has to say to a text, without what the cache holds anyway."""
+        """What memory has to say to a text that the cache does not say better: what ranks above all that it holds."""
         held = range(talk.gone.turns // 2 + 1, talk.ledger.turn_count // 2 + 1)
         self.present = {key: start for key, start in self.present.items() if start >= talk.first}
-        skip = {self._key(number) for number in held} | set(self.present)
-        found = self.memory.recall(text, conversation=self.conversation, limit=limit, skip=skip)
-        return [each for each in found if each.passage.key not in skip][:limit]
+        there = {self._key(number) for number in held} | set(self.present)
+        found = self.memory.recall(text, conversation=self.conversation, limit=limit)
+        return list(takewhile(lambda each: each.passage.key not in there, found))[:limit]
 
     def bring(self, text: str, talk: Conversation) -> str:
         """What goes before a message: a delimited block within the allowance, newest last, or nothing."""
         self.brought = ()
-        self.leave(talk)
+        self.keep(talk)
         try:
             chosen, block = self._chosen(self.look(text, talk))
         except Exception as error:
@@ -91,7 +94,7 @@ class Recaller:
         left = self.allowance - self._tokens(OPENING + CLOSING)
         for each in found:
             passage = each.passage
-            label, said = f"({origin(passage)}) ", passage.text.strip() + "\n"
+            label, said = f"> {origin(passage)}\n", _quoted(passage)
             room = left - self._tokens(label) - 1
             ids = self._engine.encode(said)
             if len(ids) > room:
@@ -113,6 +116,15 @@ class Recaller:
 
     def _key(self, number: int) -> str:
         return f"{self.conversation}:{number}"
+
+
+def _quoted(passage: Passage) -> str:
+    """A passage as the model is told it, every line marked as a quotation."""
+    text = passage.text.strip()
+    if not passage.source and text.startswith(ASKED):
+        asked, _, answered = text.removeprefix(ASKED).partition(ANSWERED)
+        text = f"I said: {asked}\nYou said: {answered}"
+    return "".join(f"> {line}\n" for line in text.splitlines())
 
 
 def origin(passage: Passage) -> str:

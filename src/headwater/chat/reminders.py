@@ -32,10 +32,10 @@ class Reminders:
         noted = "" if self.notes is None else self.notes.bring(talk)
         return noted + ("" if self.recaller is None else self.recaller.bring(text, talk))
 
-    def leave(self, talk: Conversation) -> None:
-        """Keep what has left the cache since the last time."""
+    def keep(self, talk: Conversation) -> None:
+        """Keep what was said since the last time."""
         if self.recaller is not None:
-            self.recaller.leave(talk)
+            self.recaller.keep(talk)
 
     def idle(self, talk: Conversation, stop: Callable[[], bool]) -> bool:
         """Write notes until all is done, or `stop` says so; whether all is done."""

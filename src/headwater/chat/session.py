@@ -253,7 +253,7 @@ class Chat:
                 answer.close()
             finally:
                 self._keep(answer)
-            self._reminders.leave(self._talk)
+            self._reminders.keep(self._talk)
             if self._keeper is not None:
                 self._keeper.rest(self._talk)
 
@@ -358,7 +358,7 @@ class Chat:
         recaller = self._reminders.recaller
         if recaller is None:
             raise UsageError("this chat has no memory; open it with memory=True")
-        recaller.leave(self._talk)
+        recaller.keep(self._talk)
         return recaller.look(text, self._talk, limit=limit)
 
     @property

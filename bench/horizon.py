@@ -17,18 +17,24 @@ from pathlib import Path
 from typing import Any
 
 from headwater.chat.conversation import Conversation
+from headwater.chat.reminders import Reminders
 from headwater.chat.sampling import Sampling
 from headwater.chat.session import Chat
 from headwater.engines.base import Engine
 
 BUDGET, ALLOWANCE, NOTES, LONGEST_ANSWER = 512, 256, 128, 24
 DISTANCES = (0, 1024, 4096, 16384)
-WAYS: dict[str, dict[str, Any]] = {
-    "window": {"policy": "sliding-window"},
-    "sinks and window": {"policy": "streaming-llm"},
-    "with memory": {"policy": "streaming-llm", "memory": True, "memory_tokens": ALLOWANCE},
-    "with summaries": {"policy": "streaming-llm", "summary_tokens": NOTES},
-}
+RUNS: tuple[tuple[dict[str, Any], tuple[tuple[str, bool], ...]], ...] = (
+    ({"policy": "sliding-window"}, (("window", False),)),
+    (
+        {"policy": "streaming-llm", "memory": True, "memory_tokens": ALLOWANCE},
+        (("sinks and window", False), ("with memory", True)),
+    ),
+    ({"policy": "streaming-llm", "summary_tokens": NOTES}, (("with summaries", True),)),
+)
+"""How a dialogue is told, and the ways in which it is then asked: reminded or not. Nothing is recalled while it is told,
+so what a chat with memory holds is what one without it holds."""
+REMINDED = {way: reminded for _, ways in RUNS for way, reminded in ways}
 
 
 @dataclass(slots=True)
@@ -43,14 +49,13 @@ class Tally:
 
 def measure(engine: Engine, items: Sequence[dict[str, Any]], sessions: dict[str, Any]) -> dict[str, Any]:
     """Shares by way and distance."""
-    tallies = {way: {distance: Tally() for distance in DISTANCES} for way in WAYS}
+    tallies = {way: {distance: Tally() for distance in DISTANCES} for way in REMINDED}
     for name in sorted({item["session_id"] for item in items}):
         asked = [item for item in items if item["session_id"] == name]
-        for way, options in WAYS.items():
-            _run(engine, sessions[name]["turns"], asked, options, tallies[way])
-            print(
-                name, way, {distance: (each.right, each.asked) for distance, each in tallies[way].items()}, flush=True
-            )
+        for options, ways in RUNS:
+            _run(engine, sessions[name]["turns"], asked, options, {way: tallies[way] for way, _ in ways})
+            for way, _ in ways:
+                print(name, way, {distance: (each.right, each.asked) for distance, each in tallies[way].items()})
     return {
         "recall_horizon": {
             way: {str(distance): _share(way, tally) for distance, tally in each.items()}
@@ -63,11 +68,10 @@ def measure(engine: Engine, items: Sequence[dict[str, Any]], sessions: dict[str,
 
 
 def _share(way: str, tally: Tally) -> dict[str, Any]:
-    reminded = "memory" in WAYS[way] or "summary_tokens" in WAYS[way]
     return {
         "questions": tally.asked,
         "right": tally.right / tally.asked if tally.asked else None,
-        "brought": tally.brought / tally.asked if tally.asked and reminded else None,
+        "brought": tally.brought / tally.asked if tally.asked and REMINDED[way] else None,
         "answers": tally.answers[:3],
     }
 
@@ -77,7 +81,7 @@ def _run(
     turns: Sequence[dict[str, Any]],
     items: Sequence[dict[str, Any]],
     options: dict[str, Any],
-    tally: dict[int, Tally],
+    tallies: dict[str, dict[int, Tally]],
 ) -> None:
     """Tell one dialogue, asking on the way."""
     greedy = Sampling(temperature=0, repetition_penalty=1)
@@ -93,7 +97,8 @@ def _run(
         due = [(i, d) for i, d in sorted(left) if i in said_at and now - said_at[i] >= d]
         left -= set(due)
         for index, distance in due:
-            _ask(chat, items[index], tally[distance])
+            for way, tally in tallies.items():
+                _ask(chat, items[index], tally[distance], reminded=REMINDED[way])
     chat.close()
 
 
@@ -111,11 +116,13 @@ def _tell(chat: Chat, question: str, answer: str) -> None:
     chat.idle()
 
 
-def _ask(chat: Chat, item: dict[str, Any], tally: Tally) -> None:
+def _ask(chat: Chat, item: dict[str, Any], tally: Tally, *, reminded: bool) -> None:
     """Ask, and put the conversation back to where it was."""
     talk, reminders = chat._talk, chat._reminders
     ledger = copy(talk.ledger)
     ledger.ids, ledger.turns = ledger.ids[:], list(ledger.turns)
+    if not reminded:
+        chat._reminders = Reminders(None, None)
     saved = {part: dict(vars(part)) for part in (reminders.recaller, reminders.notes) if part is not None}
     with tempfile.TemporaryDirectory() as folder:
         snapshot = talk.stream.save(Path(folder) / "s")
@@ -124,6 +131,7 @@ def _ask(chat: Chat, item: dict[str, Any], tally: Tally) -> None:
     tally.brought += _was_brought(chat, item["answer"])
     talk.close()
     chat._talk = Conversation(talk.frame, restored.stream, ledger, skipped=talk.skipped)
+    chat._reminders = reminders
     for part, state in saved.items():
         vars(part).update(state)
     tally.asked += 1

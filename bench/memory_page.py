@@ -33,10 +33,10 @@ def blocks(results: dict[str, Any]) -> dict[str, str]:
 
 
 def _source(results: dict[str, Any]) -> str:
-    machine, versions = results["hardware"], results["versions"]
+    machine, versions, says = results["hardware"], results["versions"], results["recall_horizon_says"]
     return (
         f"{machine['cores']} cores of an {machine['cpu']}, Python {versions['python']}, SmolLM2-135M in float32, "
-        f"{results['horizon_started'][:10]}. {results['recall_horizon_says'][0].upper()}{results['recall_horizon_says'][1:]}."
+        f"{results['horizon_started'][:10]}. {says[0].upper()}{says[1:]}."
     )
 
 

@@ -12,7 +12,6 @@ of `docs/results/memory.json`; run alone, it puts its figures there in the place
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import tempfile
@@ -20,11 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from bench.clock import take, timed
+from bench.clock import timed
 from headwater.bench.conversation import load
-from headwater.bench.machine import hardware, now, versions
 from headwater.chat.keeper import Keeper
 from headwater.chat.sampling import Sampling
 from headwater.chat.session import Chat
@@ -126,18 +122,3 @@ def journal(engine: Engine, folder: Path) -> dict[str, Any]:
         "journal_says": f"{TURNS} exchanges of up to 48 tokens, every message on the disk before the next; a "
         "snapshot is due after 16 messages or a minute, and what it holds the chat up is in it",
     }
-
-
-def main() -> None:
-    """Measure, and print the figures; the last line is JSON."""
-    print(f"{now()} {hardware()}\n{versions()}, {torch.get_num_threads()} threads")
-    figures: dict[str, Any] = {}
-    figures["session_started"] = now()
-    take(figures, measure())
-    kept = json.loads(OUTPUT.read_text(encoding="utf-8")) if OUTPUT.exists() else {}
-    OUTPUT.write_text(json.dumps({**kept, **figures}, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps({name: value for name, value in figures.items() if isinstance(value, int | float)}))
-
-
-if __name__ == "__main__":
-    main()

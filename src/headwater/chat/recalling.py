@@ -1,7 +1,8 @@
-"""What memory brings into a conversation: kept as it is said, recalled just before a message once it has left the cache.
+"""What memory brings into a conversation: kept as it is said, recalled before a message once the cache has lost it.
 
 Knows which exchanges the cache still holds, and what is worth bringing within an allowance of tokens: only what fits
-the message better than everything that is there anyway, for the rest distracts. Does not know how anything is found. Whatever a memory raises ends here: the answer comes without it, and `trouble` says why.
+the message better than everything that is there anyway, for the rest distracts. Does not know how anything is found.
+Whatever a memory raises ends here: the answer comes without it, and `trouble` says why.
 """
 
 from __future__ import annotations

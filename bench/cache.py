@@ -24,8 +24,9 @@ from bench.clock import take, timed
 from bench.rivals import ConcatAndSlice, RotateAll
 from headwater.bench.conversation import load
 from headwater.bench.machine import hardware, now, versions
-from headwater.cache.adapter import WindowCache, examine
+from headwater.cache.adapter import WindowCache
 from headwater.cache.bank import Shape
+from headwater.cache.hosted import examine
 from headwater.cache.ring import Ring
 from headwater.engines import open_engine
 from headwater.policies.window import Window

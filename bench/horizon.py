@@ -32,7 +32,7 @@ RUNS: tuple[tuple[dict[str, Any], tuple[tuple[str, bool], ...]], ...] = (
     ),
     ({"policy": "streaming-llm", "summary_tokens": NOTES}, (("with summaries", True),)),
 )
-"""How a dialogue is told, and the ways in which it is then asked: reminded or not. Nothing is recalled while it is told,
+"""How a dialogue is told, and the ways in which it is then asked: reminded or not. Nothing is recalled in the telling,
 so what a chat with memory holds is what one without it holds."""
 REMINDED = {way: reminded for _, ways in RUNS for way, reminded in ways}
 

@@ -22,7 +22,7 @@ import torch
 from bench.clock import peak_bytes, take, timed
 from headwater.bench.machine import hardware, now, versions
 from headwater.bench.recording import MEMORY_BYTES, Text, read_text, record
-from headwater.cache.adapter import stock_cache
+from headwater.cache.hosted import stock_cache
 from headwater.engines import open_engine
 
 TEXT = Path(__file__).parent / "data" / "voyage_of_the_beagle.txt"

@@ -15,7 +15,7 @@ from tests.base_install import EXTRAS
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "headwater"
-ADAPTER = SOURCES / "cache" / "adapter.py"
+ADAPTER = SOURCES / "cache" / "hosted.py"
 
 BLOCKER = f"""
 import runpy, sys

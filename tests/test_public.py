@@ -24,6 +24,7 @@ def test_exactly_these_names_are_public() -> None:
         "Window",
         "WindowCache",
         "__version__",
+        "attach",
         "canonical_trace",
         "open_engine",
         "policy",

@@ -12,6 +12,7 @@ from headwater.errors import HeadwaterError, MissingExtra
 
 if TYPE_CHECKING:
     from headwater.cache.adapter import WindowCache
+    from headwater.cache.policy_cache import attach
     from headwater.cache.textbook import saved_fraction, sliding_window
     from headwater.chat import Chat, Sampling
     from headwater.engines import open_engine
@@ -33,6 +34,7 @@ __all__ = [
     "Window",
     "WindowCache",
     "__version__",
+    "attach",
     "canonical_trace",
     "open_engine",
     "policy",
@@ -49,6 +51,7 @@ _HOMES = {
     "Sampling": "headwater.chat",
     "Window": "headwater.policies.window",
     "WindowCache": "headwater.cache.adapter",
+    "attach": "headwater.cache.policy_cache",
     "canonical_trace": "headwater.traces",
     "open_engine": "headwater.engines",
     "policy": "headwater.policies",

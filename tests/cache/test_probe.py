@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from headwater.cache.adapter import WindowCache, examine
+from headwater.cache.adapter import WindowCache
+from headwater.cache.hosted import examine
 from headwater.cache.probe import read_rope
 from headwater.errors import UnsupportedModel
 from tests import tiny

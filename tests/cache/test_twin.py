@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from headwater.cache.adapter import RingLayer, WindowCache, examine, stock_cache
+from headwater.cache.adapter import RingLayer, WindowCache
+from headwater.cache.hosted import examine, stock_cache
 from headwater.errors import UnsupportedModel
 from headwater.policies.window import Window
 from tests import tiny

@@ -18,6 +18,7 @@ from headwater.chat.template import Template
 from headwater.engines.base import Engine, Stream
 from headwater.errors import BudgetError, CacheStateError
 from headwater.policies import Policy, require
+from headwater.policies.protection import WithSinks
 from headwater.policies.window import Window
 
 
@@ -34,7 +35,7 @@ class Frame:
     budget: int
     sinks: int
     pins: int
-    window: Window | None
+    holds: Window | Policy[Any] | None
     limit_tokens: int | None
 
     @classmethod
@@ -42,24 +43,30 @@ class Frame:
         """Raises BudgetError when the system prompt leaves no room to talk."""
         require(policy, engine.supplies)
         template = Template.derive(engine, system)
-        plain = policy.window()
-        sinks = 0 if plain is None else plain.pins
+        sinks = _pins(policy.live())
         _check_room(template, system, sinks, policy.budget)
-        window = policy.window(len(template.head))
+        holds = policy.live(len(template.head))
         return cls(
             policy=policy.name,
             system=system,
             template=template,
             budget=policy.budget,
             sinks=sinks,
-            pins=0 if window is None else window.pins,
-            window=window,
-            limit_tokens=policy.budget if window is None else None,
+            pins=_pins(holds),
+            holds=holds,
+            limit_tokens=policy.budget if holds is None else None,
         )
+
+    def first(self, stream: Stream, end: int, skipped: int) -> int:
+        """The oldest unpinned position that a stream holds, or the next one, `end`, when there is none; `skipped`
+        tokens were never fed to it."""
+        if isinstance(self.holds, Policy):  # any head may hold on to anything
+            return skipped + stream.oldest(self.pins)
+        return end - max(0, stream.held - min(self.pins, stream.held))
 
     def open(self, engine: Engine) -> Stream:
         """An empty stream for it."""
-        return engine.open(self.window, limit_tokens=self.limit_tokens)
+        return engine.open(self.holds, limit_tokens=self.limit_tokens)
 
 
 class Conversation:
@@ -97,8 +104,7 @@ class Conversation:
     @property
     def first(self) -> int:
         """The oldest unpinned position held, or the next one when there is none."""
-        held = self.stream.held
-        return len(self.ledger) - max(0, held - min(self.pins, held))
+        return self.frame.first(self.stream, len(self.ledger), self.skipped)
 
     @property
     def gone(self) -> Gone:
@@ -178,6 +184,13 @@ class Conversation:
         logits = self.stream.feed(ids)
         self.ledger.add(ids)
         return logits
+
+
+def _pins(holds: Window | Policy[Any] | None) -> int:
+    """How many of the first tokens never leave."""
+    if isinstance(holds, Window):
+        return holds.pins
+    return holds.sinks if isinstance(holds, WithSinks) else 0
 
 
 def _check_room(template: Template, system: str | None, sinks: int, budget: int) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from headwater.chat.conversation import Frame
 from headwater.engines.base import Engine, Stream
+from headwater.engines.snapshot import told
 from headwater.errors import HeadwaterError, SnapshotError
 
 MOST = 32
@@ -34,7 +35,7 @@ class Prefixes:
         head = list(frame.template.head)
         file = self._file(engine, frame)
         try:
-            stream = engine.restore(file, frame.window, limit_tokens=frame.limit_tokens).stream
+            stream = engine.restore(file, frame.holds, limit_tokens=frame.limit_tokens).stream
             file.touch()
             return stream
         except (SnapshotError, OSError):
@@ -50,12 +51,7 @@ class Prefixes:
         return stream
 
     def _file(self, engine: Engine, frame: Frame) -> Path:
-        window = frame.window
-        known = [
-            engine.fingerprint,
-            None if window is None else [window.budget, window.pins, window.block],
-            list(frame.template.head),
-        ]
+        known = [engine.fingerprint, told(frame.holds), list(frame.template.head)]
         return self.folder / f"{hashlib.sha256(json.dumps(known).encode()).hexdigest()[:32]}.safetensors"
 
     def _tidy(self) -> None:

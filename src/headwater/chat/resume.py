@@ -92,7 +92,7 @@ def _from_snapshot(
         return None, None
     journal = opened.journal
     try:
-        restored = engine.restore(opened.snapshot, frame.window, limit_tokens=frame.limit_tokens)
+        restored = engine.restore(opened.snapshot, frame.holds, limit_tokens=frame.limit_tokens)
     except SnapshotError as error:
         said.append(f"{error}; the cache was made again from the journal")
         return None, None
@@ -103,9 +103,10 @@ def _from_snapshot(
         return None, None
     at = journal.entry(chapter.number, turns - 1).turn.stop if turns else len(frame.template.head)
     stream = restored.stream
-    first = at - max(0, stream.held - min(frame.pins, stream.held))
+    skipped = int(restored.notes["skipped"])
+    first = frame.first(stream, at, skipped)
     ledger = _ledger(journal, chapter, frame, first, turns)
-    talk = Conversation(frame, stream, ledger, skipped=int(restored.notes["skipped"]))
+    talk = Conversation(frame, stream, ledger, skipped=skipped)
     talk.check_in_step()
     for entry in journal.entries(chapter.number, turns, count):
         _again(talk, entry)
@@ -150,7 +151,7 @@ def _from_journal(
             "raise the budget, or take streaming-llm"
         )
     first = frame.pins + last.gone_tokens if same_window and last is not None else 0
-    if frame.window is not None and end - max(first - frame.pins, 0) > frame.budget:
+    if frame.limit_tokens is None and end - max(first - frame.pins, 0) > frame.budget:
         first = _latest_that_fits(journal, chapter, frame, count, end)
     skipped = max(0, first - frame.pins)
     ledger = _ledger(journal, chapter, frame, first if skipped else 0, count)

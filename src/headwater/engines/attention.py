@@ -25,7 +25,8 @@ from torch import Tensor
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from headwater.cache.adapter import stock_cache
+from headwater.cache.attention import attended, attention_weights
+from headwater.cache.hosted import stock_cache
 from headwater.engines.base import AttentionBlock
 from headwater.engines.request import AttentionRequest
 from headwater.errors import UnsupportedCall
@@ -65,44 +66,11 @@ def watched_attention(
     s_aux: Float[Tensor, " heads"] | None = None,
     **others: Any,
 ) -> tuple[Float[Tensor, "batch tokens heads value_dim"], None]:
-    """An attention function of transformers that computes the weights in full and shows them to this thread's sink.
-
-    The query heads of a group share the keys of one kv-head, so they are laid side by side and nothing is repeated.
-    """
-    batch, heads, tokens, _ = query.shape
-    kv_heads, keys = key.shape[1:3]
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    grouped = (query * scale).reshape(batch, kv_heads, -1, query.shape[-1])
-    scores = (grouped @ key.transpose(-1, -2)).to(torch.promote_types(query.dtype, torch.float32))
-    scores = scores.view(batch, heads, tokens, keys)
-    if softcap is not None:
-        scores.div_(softcap).tanh_().mul_(softcap)
-    _mask(scores, attention_mask)
-    sinks = None
-    if s_aux is not None:  # a learned sink takes its share of the mass and gives nothing
-        sinks = torch.sigmoid(scores.logsumexp(-1, keepdim=True) - s_aux.to(scores.dtype).view(1, -1, 1, 1))
-    weights = torch.softmax(scores, -1, out=scores)
-    if sinks is not None:
-        weights.mul_(sinks)
+    """An attention function of transformers that computes the weights in full and shows them to this thread's sink."""
+    weights = attention_weights(query, key, scaling=scaling, softcap=softcap, sinks=s_aux, mask=attention_mask)
     if (sink := _sink.get()) is not None:
         sink(module.layer_idx, weights[0])
-    output = weights.view(batch, kv_heads, -1, keys).to(value.dtype) @ value
-    return output.view(batch, heads, tokens, -1).transpose(1, 2).contiguous(), None
-
-
-def _mask(scores: Float[Tensor, "batch heads tokens keys"], mask: Tensor | None) -> None:
-    """Hide what the mask hides, in place: only in the columns where it hides anything from anyone."""
-    if mask is None:  # what sdpa is handed when the mask is causal and nothing more
-        tokens, keys = scores.shape[-2:]
-        mask = scores.new_zeros(tokens, keys).masked_fill_(
-            torch.ones(tokens, keys, dtype=torch.bool, device=scores.device).triu_(keys - tokens + 1), -torch.inf
-        )[None, None]
-    elif mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(~mask, -torch.inf)
-    columns = mask.flatten(0, -2).any(0).nonzero()
-    if len(columns):
-        used = slice(int(columns[0]), int(columns[-1]) + 1)
-        scores[..., used] += mask[..., used]
+    return attended(weights, value).transpose(1, 2).contiguous(), None
 
 
 def _through_the_interface(model: Any, sink: Sink, **call: Any) -> Any:

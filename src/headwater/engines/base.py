@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from headwater.engines.snapshot import SavedSnapshot, Snapshot
+from headwater.engines.snapshot import Held, SavedSnapshot, Snapshot
 from headwater.errors import UnsupportedCall
 from headwater.policies.window import Window
 
@@ -71,7 +71,8 @@ class Stream(ABC):
     Positions count tokens of the whole stream from 0 and are never renumbered. A stream with a `window` evicts by
     itself, after the step that crosses the budget, and splits what it is fed so that neither the held set nor the
     logits depend on how the caller cuts the text. A stream without a window (`None`) never evicts and raises
-    ContextFull at its limit.
+    ContextFull at its limit, unless it was opened under a policy that picks tokens in every head: then `held` is what a
+    head holds, `kept` what any of them does, and nothing can be evicted or taken back from outside.
     """
 
     window: Window | None
@@ -122,6 +123,11 @@ class Stream(ABC):
 
         The prediction for the next token is gone with them: feed at least one token before `score`.
         """
+
+    def oldest(self, pins: int) -> int:
+        """The oldest position held beside the first `pins`; `seen` where none is."""
+        rest = self.kept[self.kept >= pins]
+        return int(rest[0]) if len(rest) else self.seen
 
     def skip(self, positions: int) -> None:
         """Move the stream's positions on, as if that many tokens had passed through the window; an experiment's tool.
@@ -179,10 +185,11 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def open(self, window: Window | None, *, reindex: bool = True, limit_tokens: int | None = None) -> Stream:
+    def open(self, window: Held, *, reindex: bool = True, limit_tokens: int | None = None) -> Stream:
         """A new, empty conversation. Without a window it never evicts, up to `limit_tokens` (default: the trained
-        length). With `reindex` the pins stay right before the window in the model's positions; without, they stay where
-        they were written. Raises BudgetError when the window does not fit the model's positions."""
+        length). Under a policy (`Policy.live`) every head keeps its own tokens. With `reindex` the pins stay right
+        before the window in the model's positions, and what a policy keeps lies without gaps; without, everything stays
+        where it was written. Raises BudgetError when it does not fit the model's positions."""
 
     @property
     def fingerprint(self) -> str:
@@ -192,7 +199,7 @@ class Engine(ABC):
     def restore(
         self,
         path: Path | str,
-        window: Window | None,
+        window: Held,
         *,
         reindex: bool = True,
         limit_tokens: int | None = None,

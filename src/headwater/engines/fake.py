@@ -21,15 +21,17 @@ from numpy.typing import NDArray
 from headwater.engines.base import AttentionBlock, Engine, Evicted, ModelFacts, Restored, Stream
 from headwater.engines.fake_attention import HEADS, LAYERS, paid
 from headwater.engines.request import AttentionRequest, WeightType
-from headwater.engines.snapshot import Content, Part, Snapshot, read_snapshot
+from headwater.engines.snapshot import Content, Held, Part, Snapshot, read_snapshot
 from headwater.errors import (
     BudgetError,
     CacheStateError,
     ContextFull,
     SnapshotError,
+    UnsupportedCall,
     UnsupportedModel,
     UsageError,
 )
+from headwater.policies import Policy
 from headwater.policies.window import Window
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -134,7 +136,12 @@ class FakeEngine(Engine):
         text = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
         return text + ("<|im_start|>assistant\n" if open_answer else "")
 
-    def open(self, window: Window | None, *, reindex: bool = True, limit_tokens: int | None = None) -> FakeStream:
+    def open(self, window: Held, *, reindex: bool = True, limit_tokens: int | None = None) -> FakeStream:
+        if isinstance(window, Policy):
+            raise UnsupportedCall(
+                f"{window.name} keeps a set of its own in every head, and {self.name} keeps windows only; these would "
+                "work: sliding-window, streaming-llm"
+            )
         if window is not None and limit_tokens is not None:
             raise UsageError("limit_tokens is for a stream without a window; one with a window never ends")
         if window is not None and window.budget >= self.context_length:
@@ -155,7 +162,7 @@ class FakeEngine(Engine):
     def restore(
         self,
         path: Path | str,
-        window: Window | None,
+        window: Held,
         *,
         reindex: bool = True,
         limit_tokens: int | None = None,

@@ -20,6 +20,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from headwater.errors import SnapshotError, UsageError
+from headwater.policies import Policy
 from headwater.policies.window import Window
 
 FORMAT, SCHEMA = "headwater-snapshot", 1
@@ -28,8 +29,19 @@ ALIGNED = 64
 LONGEST_HEADER = 1 << 24
 PIECE = 8 << 20
 """Bytes written at a time, of which the disk is told."""
-DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I64": np.int64, "U8": np.uint8}
+DTYPES = {
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": np.uint16,
+    "F64": np.float64,
+    "I32": np.int32,
+    "I64": np.int64,
+    "U8": np.uint8,
+}
 """How safetensors names what there is; NumPy has no bfloat16, whose bits are kept as integers."""
+
+Held = Window | Policy[Any] | None
+"""What a stream keeps: a window, what a policy picks in every head, or (None) everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +70,7 @@ class Snapshot:
     """
 
     fingerprint: str
-    window: Window | None
+    window: Held
     reindex: bool
     state: Mapping[str, Any]
     parts: Mapping[str, Part]
@@ -95,12 +107,11 @@ class Snapshot:
 
     def _header(self, notes: Mapping[str, str]) -> tuple[memoryview, list[memoryview]]:
         """What comes first in the file, and the numbers after it."""
-        window = self.window
         facts = {
             "format": FORMAT,
             "schema": str(SCHEMA),
             "fingerprint": self.fingerprint,
-            "window": json.dumps(None if window is None else [window.budget, window.pins, window.block]),
+            "window": json.dumps(told(self.window)),
             "reindex": json.dumps(self.reindex),
             "state": json.dumps(self.state),
             "notes": json.dumps(dict(notes)),
@@ -136,7 +147,7 @@ class Content:
 
 
 def read_snapshot(
-    path: Path | str, *, fingerprint: str, window: Window | None, reindex: bool, digest: str | None = None
+    path: Path | str, *, fingerprint: str, window: Held, reindex: bool, digest: str | None = None
 ) -> Content:
     """The content of a snapshot that this engine can go on from.
 
@@ -197,22 +208,29 @@ def check_snapshot(path: Path | str) -> Sealed:
     return Sealed(path=path, facts=facts, entries=content, data=raw[8 + length :], digest=seal.hexdigest())
 
 
-def _check_fits(path: Path, facts: Mapping[str, str], fingerprint: str, window: Window | None, reindex: bool) -> None:
+def _check_fits(path: Path, facts: Mapping[str, str], fingerprint: str, window: Held, reindex: bool) -> None:
     if facts["fingerprint"] != fingerprint:
         raise SnapshotError(
             f"{path} is of another model, or of other weights or another precision of it: "
             f"{facts['fingerprint'][:12]}, and this one is {fingerprint[:12]}"
         )
     was = json.loads(facts["window"])
-    now = None if window is None else [window.budget, window.pins, window.block]
+    now = told(window)
     if was != now:
         raise SnapshotError(f"{path} is for another window: {_in_words(was)}, and {_in_words(now)} is asked for")
     if json.loads(facts["reindex"]) != reindex:
         raise SnapshotError(f"{path} was made {'without' if reindex else 'with'} re-indexing")
 
 
-def _in_words(window: list[int] | None) -> str:
-    return "none" if window is None else "budget {}, {} pinned, block {}".format(*window)
+def told(held: Held) -> list[int] | str | None:
+    """What a stream keeps, as JSON allows."""
+    return [held.budget, held.pins, held.block] if isinstance(held, Window) else None if held is None else repr(held)
+
+
+def _in_words(held: list[int] | str | None) -> str:
+    if isinstance(held, list):
+        return "budget {}, {} pinned, block {}".format(*held)
+    return held or "none"
 
 
 def _array(data: NDArray[np.uint8], entry: Mapping[str, Any]) -> NDArray[Any]:

@@ -28,6 +28,7 @@ _ELSEWHERE = frozenset(
 """Facts of a configuration that change with how a model was loaded or is called, and not with what it computes."""
 
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
+_NAMES |= {torch.float64: "F64", torch.int32: "I32"}
 
 
 def as_part(tensor: Tensor) -> Part:

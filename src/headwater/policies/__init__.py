@@ -58,19 +58,13 @@ def require(choice: Policy[Any], supplies: frozenset[str]) -> None:
     """Raises UnsupportedCall when the policy needs what an engine that supplies this much does not give."""
     missing = choice.needs - supplies
     if missing:
-        able = sorted(name for name, kind in POLICIES.items() if kind().needs <= supplies and _runs_live(kind()))
+        able = sorted(
+            name for name, kind in POLICIES.items() if kind().needs <= supplies and (kind.windowed or supplies)
+        )
         raise UnsupportedCall(
             f"{choice.name} needs {', '.join(sorted(missing))}, which this engine does not supply; "
             f"these would work: {', '.join(able)}"
         )
-
-
-def _runs_live(made: Policy[Any]) -> bool:
-    try:
-        made.window()
-    except UnsupportedCall:
-        return False
-    return True
 
 
 def table() -> str:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, Num
 
-from headwater.errors import BudgetError, UnsupportedCall
+from headwater.errors import BudgetError, UnsupportedCall, UsageError
 from headwater.policies.signals import Signal, State
 from headwater.policies.window import Window
 
@@ -46,6 +46,8 @@ class Policy(ABC, Generic[State]):
     """What it keeps, in a few words."""
     source: ClassVar[str]
     """Where the method comes from."""
+    windowed: ClassVar[bool] = False
+    """Whether `window` says all there is to say; else every head keeps its own."""
     reports: ClassVar[frozenset[str]] = frozenset()
     """Methods that report a figure per row: `method(slots, ...) -> [rows]`."""
 
@@ -90,6 +92,22 @@ class Policy(ABC, Generic[State]):
         """How many positions an eviction to `budget` should leave: as many, unless the policy keeps still fewer."""
         return budget
 
+    def live(self, prefix_tokens: int = 0, block: int | None = None) -> Window | Policy[Any] | None:
+        """What a live stream keeps under it: a window, or what the policy itself picks in every head; None for all.
+
+        `prefix_tokens` and `block` are as for `window`. Raises BudgetError when they do not fit, UsageError for a block
+        where tokens leave one by one.
+        """
+        if self.windowed:
+            return self.window(prefix_tokens, block)
+        if block not in (None, 1):
+            raise UsageError(f"under {self.name} one token leaves for each that comes; leave block={block} out")
+        return self.pinning(prefix_tokens)
+
+    def pinning(self, prefix_tokens: int) -> Policy[Any]:
+        """The policy that pins a prefix of this length; itself, where it pins nothing."""
+        return self
+
     def window(self, prefix_tokens: int = 0, block: int | None = None) -> Window | None:
         """The window that does the same on a live cache, or None when nothing is ever evicted.
 
@@ -97,10 +115,7 @@ class Policy(ABC, Generic[State]):
         how many tokens leave at a time. Raises BudgetError when they do not fit, UnsupportedCall when no window can do
         what the policy does.
         """
-        raise UnsupportedCall(
-            f"{self.name} does not keep a window of the stream, so it cannot run on a live cache; "
-            "use sliding-window or streaming-llm"
-        )
+        raise UnsupportedCall(f"{self.name} keeps no window of the stream; sliding-window and streaming-llm do")
 
     def at_layer(self, depth: int, layers: int) -> Policy[Any]:
         """The policy of one of a model's layers, counted from 0: itself, unless the layers get different budgets."""

@@ -20,6 +20,7 @@ class Full(Policy[None]):
     name: ClassVar[str] = "full"
     summary: ClassVar[str] = "everything, and stops at the budget"
     source: ClassVar[str] = "the plain cache"
+    windowed: ClassVar[bool] = True
 
     @property
     def signal(self) -> NoSignal:

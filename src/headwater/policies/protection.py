@@ -6,7 +6,7 @@ slots in between are worth.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool
@@ -33,6 +33,16 @@ class WithSinks(Policy[State]):
                 f"{self.name}: sinks must be below the budget of {self.budget} tokens, got sinks={self.sinks}; "
                 f"raise the budget above {self.sinks} or take fewer sinks"
             )
+
+    def pinning(self, prefix_tokens: int) -> WithSinks[State]:
+        if prefix_tokens <= self.sinks:
+            return self
+        try:
+            return replace(self, sinks=prefix_tokens)
+        except BudgetError as error:
+            raise BudgetError(
+                f"the system prompt takes {prefix_tokens} tokens, which {self.name} would pin as its sinks: {error}"
+            ) from error
 
     def protected(self, slots: Slots[State]) -> Bool[np.ndarray, "rows slots"]:
         return slots.positions < self.sinks

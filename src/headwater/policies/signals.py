@@ -8,6 +8,7 @@ is passed in and returned, one entry per slot held, oldest slot first.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, TypeVar
 
@@ -59,6 +60,18 @@ class Signal(ABC, Generic[State]):
     def keep(self, state: State, kept: Bool[np.ndarray, "rows slots"]) -> State:
         """The state of the kept slots alone, in their order; see `compact`."""
 
+    @abstractmethod
+    def select(self, state: State, rows: Int64[np.ndarray, " selected"]) -> State:
+        """The state of these rows, in this order; a row may be taken more than once."""
+
+    @abstractmethod
+    def arrays(self, state: State) -> dict[str, np.ndarray]:
+        """The state as arrays by name, for keeping."""
+
+    @abstractmethod
+    def from_arrays(self, arrays: Mapping[str, np.ndarray]) -> State:
+        """The state that was kept so."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoSignal(Signal[None]):
@@ -80,6 +93,15 @@ class NoSignal(Signal[None]):
         return None
 
     def keep(self, state: None, kept: Bool[np.ndarray, "rows slots"]) -> None:
+        return None
+
+    def select(self, state: None, rows: Int64[np.ndarray, " selected"]) -> None:
+        return None
+
+    def arrays(self, state: None) -> dict[str, np.ndarray]:
+        return {}
+
+    def from_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
         return None
 
 
@@ -106,6 +128,17 @@ class OneNumber(Signal[np.ndarray]):
         self, state: Shaped[np.ndarray, "rows slots"], kept: Bool[np.ndarray, "rows slots"]
     ) -> Shaped[np.ndarray, "rows kept"]:
         return compact(state, kept)
+
+    def select(
+        self, state: Shaped[np.ndarray, "rows slots"], rows: Int64[np.ndarray, " selected"]
+    ) -> Shaped[np.ndarray, "selected slots"]:
+        return state[rows]
+
+    def arrays(self, state: Shaped[np.ndarray, "rows slots"]) -> dict[str, np.ndarray]:
+        return {"each": state}
+
+    def from_arrays(self, arrays: Mapping[str, np.ndarray]) -> Shaped[np.ndarray, "rows slots"]:
+        return arrays["each"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +219,15 @@ class History(Signal[Rings]):
 
     def keep(self, state: Rings, kept: Bool[np.ndarray, "rows slots"]) -> Rings:
         return replace(state, weights=compact(state.weights, kept))
+
+    def select(self, state: Rings, rows: Int64[np.ndarray, " selected"]) -> Rings:
+        return replace(state, weights=state.weights[rows])
+
+    def arrays(self, state: Rings) -> dict[str, np.ndarray]:
+        return {"weights": state.weights, "index": np.array([state.index], dtype=np.int64)}
+
+    def from_arrays(self, arrays: Mapping[str, np.ndarray]) -> Rings:
+        return Rings(weights=arrays["weights"], index=int(arrays["index"][0]))
 
 
 def overlay(

@@ -20,6 +20,7 @@ class SlidingWindow(Policy[None]):
     name: ClassVar[str] = "sliding-window"
     summary: ClassVar[str] = "the most recent tokens"
     source: ClassVar[str] = "folklore"
+    windowed: ClassVar[bool] = True
 
     @property
     def signal(self) -> NoSignal:

@@ -26,6 +26,7 @@ class StreamingLLM(WithSinks[None]):
     name: ClassVar[str] = "streaming-llm"
     summary: ClassVar[str] = "the first tokens (sinks) and the most recent ones"
     source: ClassVar[str] = "Xiao et al., ICLR 2024, arXiv 2309.17453"
+    windowed: ClassVar[bool] = True
     reports: ClassVar[frozenset[str]] = frozenset({"sink_count"})
 
     sinks: int = 4

@@ -1,0 +1,333 @@
+"""The drop-in cache of policies that look at attention: every layer keeps what its policy wants, each kv-head its own.
+
+Knows how a model is made to show its attention while this cache is passed (`attach`), what the layers of a model are
+given of the budget, and which positions the model is told. Does not know what a layer does with its tokens (`kept`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import Lock
+from typing import Any, cast
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from headwater.cache.attention import attended, attention_weights
+from headwater.cache.bank import Shape
+from headwater.cache.call import read_call
+from headwater.cache.host import Copies
+from headwater.cache.hosted import (
+    Examined,
+    HostedCache,
+    OurLayer,
+    examine,
+    full_layers,
+    load_stock,
+    stock_cache,
+    stock_state,
+)
+from headwater.cache.kept import REDUCTIONS, KeptLayer
+from headwater.cache.saved import State, kept_state, load_kept
+from headwater.cache.turning import Turning
+from headwater.errors import BudgetError, CacheStateError, UnsupportedCall, UnsupportedModel, UsageError
+from headwater.policies import Policy
+
+NAME = "headwater_kept"
+"""What transformers knows our attention function by."""
+
+ABLE = ("sdpa", "eager")
+"""The attention that a model may have been loaded with."""
+
+_attending: ContextVar[PolicyCache | None] = ContextVar("headwater_attending", default=None)
+_switching = Lock()
+_attached: dict[int, tuple[int, str]] = {}
+"""By a config: how many blocks have attached it, and the attention it had before the first."""
+
+
+@contextmanager
+def attach(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
+    """Let policies that look at attention see that of this model, as long as the block lasts.
+
+    Forward passes without such a cache go on as they were, through `sdpa`. On exit the model is what it was, whatever
+    happened inside. Blocks may be nested, and threads may each have one. Raises UnsupportedCall for a model that was
+    loaded with another attention than sdpa or eager.
+    """
+    config = model.config.get_text_config(decoder=True)
+    with _switching:
+        count, before = _attached.get(id(config), (0, config._attn_implementation))
+        if before not in ABLE:
+            raise UnsupportedCall(
+                f"the model's attention is {before!r}, which shows no weights; load it with attn_implementation='sdpa'"
+            )
+        if NAME not in ALL_ATTENTION_FUNCTIONS.valid_keys():
+            ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
+            ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
+        _attached[id(config)] = count + 1, before
+        config._attn_implementation = NAME
+    try:
+        yield model
+    finally:
+        with _switching:
+            count, before = _attached.pop(id(config))
+            if count > 1:
+                _attached[id(config)] = count - 1, before
+            else:
+                config._attn_implementation = before
+
+
+def _attention(
+    module: Any,
+    query: Float[Tensor, "batch heads tokens dim"],
+    key: Float[Tensor, "batch kv_heads keys dim"],
+    value: Float[Tensor, "batch kv_heads keys value_dim"],
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Float[Tensor, " heads"] | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention over what a layer of the cache under way keeps; as sdpa has it, everywhere else."""
+    cache = _attending.get()
+    layer = None if cache is None else cache.kept_layers.get(module.layer_idx)
+    if cache is None or layer is None:
+        if softcap is not None or s_aux is not None:  # which sdpa leaves out
+            weights = attention_weights(query, key, scaling=scaling, softcap=softcap, sinks=s_aux, mask=attention_mask)
+            return attended(weights, value).transpose(1, 2).contiguous(), None
+        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
+        return output, None
+    cache.reached.add(module.layer_idx)
+    output = layer.attend(query, key, value, cache.first, scaling=scaling, softcap=softcap, sinks=s_aux)
+    return output, None
+
+
+class KeptOf(OurLayer):
+    """One full-attention layer of a PolicyCache: hands the new tokens on as they are; attention takes them in."""
+
+    def __init__(self, cache: PolicyCache) -> None:
+        self._cache = weakref.ref(cache)  # the cache owns it, and is gone when its user lets go
+
+    def _seen(self) -> int:
+        cache = self._cache()
+        return 0 if cache is None else cache.seen
+
+    @property
+    def is_initialized(self) -> bool:
+        return self._seen() > 0
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, self._seen()
+
+    def get_seq_length(self) -> int:
+        return self._seen()
+
+
+class PolicyCache(HostedCache):
+    """A transformers cache that keeps, in every kv-head of every layer, what a policy keeps of a stream of any length.
+
+    `policy` has the budget of a layer; one that shares it out (pyramidkv) gives every layer its own. K and V lie in
+    buffers of `budget + 1` slots; nothing is gathered or moved at a step. Tokens attend and leave one after another, as
+    the policy is defined, however a text is cut into calls.
+
+    reduce: how the weights of the query heads of a group become those of their kv-head: "mean" (of which "sum" differs
+    only for a policy that compares with an even share) or "max". reindex: "none" leaves the keys at their distance in
+    the stream, "compact" closes the gaps: kept tokens lie one after another to the model, turned from how they were
+    written. Passing it to the model needs `attach`. Raises as `WindowCache` does.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        policy: Policy[Any],
+        *,
+        reduce: str = "mean",
+        reindex: str = "compact",
+        examined: Examined | None = None,
+    ) -> None:
+        if reduce not in REDUCTIONS:
+            raise UsageError(f"reduce must be one of {', '.join(REDUCTIONS)}, got {reduce!r}")
+        if reindex not in ("compact", "none"):
+            raise UsageError(f"reindex must be 'compact' or 'none' under {policy.name}, got {reindex!r}")
+        found = examine(model) if examined is None else examined
+        layers = list(stock_cache(model).layers)
+        own = full_layers(model, layers)
+        self.policy, self.reduce, self.reindex = policy, reduce, reindex
+        self._shapes = {index: cast(Shape, found.shapes[index]) for index in own}
+        self._policies = {index: policy.at_layer(depth, len(own)) for depth, index in enumerate(own)}
+        self._pure, self._limit = len(own) == len(layers), found.rope_limit
+        self._check_budget(model)
+        for index in own:
+            layers[index] = KeptOf(self)
+        self.kept_layers: dict[int, KeptLayer] = {}
+        self.reached: set[int] = set()
+        self.first = 0
+        """The position, as the model counts, of the first token of the forward pass under way."""
+        self._seen = 0
+        self._count = 0
+        super().__init__(model, layers)
+
+    # What is held.
+
+    @property
+    def seen(self) -> int:
+        return self._seen
+
+    @property
+    def held(self) -> int:
+        """Tokens held now, in the layer that holds most."""
+        return max((layer.held for layer in self.kept_layers.values()), default=0)
+
+    @property
+    def kept(self) -> NDArray[np.int64]:
+        """Positions that any head of any layer holds, ascending."""
+        return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *map(np.ravel, self.kept_by_layer().values())]))
+
+    def kept_by_layer(self) -> dict[int, NDArray[np.int64]]:
+        """Positions held by each layer, `[batch * kv_heads, held]`, ascending in every row."""
+        return {index: layer.slots.positions for index, layer in self.kept_layers.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Physical bytes of K and V of all layers, the model's own sliding layers included."""
+        return sum(layer.nbytes for layer in self.kept_layers.values()) + self._stock_bytes
+
+    def oldest(self, pins: int) -> int:
+        """The oldest position that any head holds beside the first `pins`; `seen` where none is."""
+        rest = [positions[positions >= pins] for positions in self.kept_by_layer().values()]
+        return min((int(each.min()) for each in rest if each.size), default=self.seen)
+
+    def longest(self, count: int) -> int:
+        """How many of the next `count` tokens can go in one forward pass."""
+        return count if self._limit is None else max(1, min(count, self._limit - self._place()))
+
+    def state(self, copies: Copies) -> State:
+        """All that the next step would use, copied. Raises UnsupportedCall for a model with layers of another kind."""
+        self._refuse_half()
+        return kept_state(self.seen, self.kept_layers, copies) | stock_state(self, copies)
+
+    def load(self, state: State) -> None:
+        """Make this fresh cache what another one was. Raises SnapshotError when that does not fit."""
+        self._seen = int(state.numbers["seen"])
+        if self._seen:
+            self.kept_layers = self._made(int(state.numbers["batch"]))
+            load_kept(self.kept_layers, state)
+        load_stock(self, state)
+
+    def reset(self) -> None:
+        """Forget the conversation and give the memory back."""
+        self.kept_layers, self.reached = {}, set()
+        self._seen = self._count = 0
+        for _, layer in self._stock:
+            layer.reset()
+
+    def rollback(self, count: int) -> None:
+        """Refused, but for 0: what the policy has learned of the tokens' attention cannot be taken back."""
+        if count < 0 or count > self.seen:
+            raise UsageError(f"cannot roll back {count} tokens: {self.seen} were fed")
+        if count:
+            raise CacheStateError(
+                f"cannot roll back {count} tokens: {self.policy.name} has learned from their attention; use "
+                "streaming-llm, or reset() the cache"
+            )
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        for layer in self.kept_layers.values():
+            layer.select(indices)
+        for _, layer in self._stock:
+            layer.reorder_cache(cast(torch.LongTensor, indices))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.kept_layers:
+            batch = next(iter(self.kept_layers.values())).keys.shape[0]
+            self.batch_select_indices(torch.arange(batch).repeat_interleave(repeats))
+
+    # A forward pass.
+
+    def _begin(self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        self._refuse_half()
+        if self._config.get_text_config(decoder=True)._attn_implementation != NAME:
+            raise UnsupportedCall(
+                f"{self.policy.name} looks at attention, which the model does not show; call it in a block of "
+                "`with headwater.attach(model):`"
+            )
+        self._check_layers()
+        call = read_call(args, kwargs, seen=self.seen)
+        if torch.is_grad_enabled() and any(p.requires_grad for p in base.parameters()):
+            raise UnsupportedCall("a WindowCache is for inference; call the model under torch.inference_mode()")
+        self.first = self._next(call.count)
+        if not self.kept_layers:
+            self.kept_layers = self._made(call.batch)
+        kwargs = dict(kwargs)
+        if self.first != self.seen or call.positions is None:
+            positions = torch.arange(self.first, self.first + call.count, device=call.device)[None]
+            kwargs["position_ids"] = positions
+        self._count, self.reached = call.count, set()
+        _attending.set(self)
+        return args, kwargs
+
+    def _refuse_half(self) -> None:
+        if self._count:
+            raise CacheStateError("an earlier forward pass failed half way, so nobody knows what is held; reset() it")
+
+    def _commit(self) -> None:
+        missing = sorted(set(self.kept_layers) - self.reached)
+        if missing:
+            raise UnsupportedModel(f"layers {missing} compute attention by themselves, so no policy can see it")
+        self._seen += self._count
+        self._count = 0
+
+    def _end(self) -> None:
+        _attending.set(None)
+
+    def _made(self, batch: int) -> dict[int, KeptLayer]:
+        turnings: dict[Any, Turning] = {}
+        out: dict[int, KeptLayer] = {}
+        for index, shape in self._shapes.items():
+            turning = None
+            if self.reindex == "compact" and shape.rotation is not None:
+                if shape.rotation not in turnings:
+                    turnings[shape.rotation] = Turning(shape.rotation, shape.device, self._frame)
+                turning = turnings[shape.rotation]
+            out[index] = KeptLayer(shape, self._policies[index], batch=batch, reduce=self.reduce, turning=turning)
+        return out
+
+    # Positions.
+
+    @property
+    def _frame(self) -> int:
+        """Slots of the largest layer: with the gaps closed no position needs to be higher."""
+        return max(policy.budget for policy in self._policies.values()) + 1
+
+    def _place(self) -> int:
+        return min(self.seen, self._frame) if self.reindex == "compact" and self._pure else self.seen
+
+    def _next(self, count: int) -> int:
+        """Position of the next token, as the model counts. With the gaps closed only distances to it matter."""
+        first = self._place()
+        if self._limit is not None and first + count > self._limit:
+            raise UnsupportedCall(
+                f"{count} tokens in one forward pass would reach position {first + count}, and this model's rotary "
+                f"frequencies change at {self._limit}; feed them in pieces"
+            )
+        return first
+
+    def _check_budget(self, model: PreTrainedModel) -> None:
+        trained = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        if trained is not None and self._frame > trained:
+            raise BudgetError(
+                f"{self.policy.name}: a layer's budget of {self._frame - 1} tokens needs one position more, and the "
+                f"model's trained length is {trained}; lower the budget"
+            )

@@ -220,7 +220,7 @@ REFUSED = [
         UnsupportedCall,
         "would work: full, sliding-window, streaming-llm; of the rows asked",
     ),
-    ({"policies": ("random", "full")}, UnsupportedCall, "use sliding-window or streaming-llm; of the rows asked"),
+    ({"policies": ("random", "full")}, UnsupportedCall, "would work: sliding-window, streaming-llm; of the rows asked"),
 ]
 
 
@@ -263,9 +263,9 @@ def test_pins_are_the_longer_of_sinks_and_system_prompt() -> None:
     numbers = {"budget": 128, "limit_tokens": 400, "engine": engine()}
     for sinks, head, pins in ((4, 30, 30), (4, 2, 4), (0, 0, 0)):
         made = plan("streaming-llm", sinks=sinks, head_tokens=head, **numbers)
-        assert made.window == Window(budget=128, pins=pins)
+        assert made.holds == Window(budget=128, pins=pins)
         made = plan("streaming-llm-turns", sinks=sinks, head_tokens=head, **numbers)
-        assert made.window == Window.of(128, pins) and made.whole_turns
+        assert made.holds == Window.of(128, pins) and made.whole_turns
 
 
 def test_no_finite_probability_is_an_error_that_names_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:

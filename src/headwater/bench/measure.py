@@ -115,12 +115,12 @@ def drive(
     sampled, drawn = (set(spread(len(exchanges), most)) for most in (SPEED_SAMPLES, KEPT_SAMPLES))
     plan, trained, passed = recorder.plan, engine.context_length, None
     progress.start(plan.name, len(exchanges))
-    with closing(engine.open(plan.window)) as stream:
+    with closing(engine.open(plan.holds)) as stream:
         driven = Driven(stream=stream, whole_turns=plan.whole_turns, head_tokens=len(script.head))
         driven.feed(script.head)
         for index, exchange in enumerate(exchanges):
             turn = 2 * index + 2
-            if plan.window is None and stream.seen + exchange.tokens > trained:
+            if plan.holds is None and stream.seen + exchange.tokens > trained:
                 return _ended(
                     passed, limit_tokens, f"the trained length of {trained} tokens ends after turn {turn - 2}"
                 )
@@ -134,7 +134,7 @@ def drive(
             if index in drawn:
                 recorder.kept.append(Kept(turn=turn, ranges=ranges(stream.kept)))
             progress.advance()
-    return END if plan.window is not None else _ended(passed, limit_tokens, END)
+    return END if plan.holds is not None else _ended(passed, limit_tokens, END)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headwater.engines.base import Engine
+from headwater.engines.snapshot import Held
 from headwater.errors import BudgetError, HeadwaterError, UnknownName, UnsupportedCall, UsageError
-from headwater.policies import POLICIES, Window, policy, require
+from headwater.policies import POLICIES, has_sinks, policy, require
 
 FULL = "full"
 WHOLE_TURNS = "streaming-llm-turns"
@@ -26,11 +27,12 @@ _RULES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One row, ready to run: without a window it never evicts; with `whole_turns` it evicts as `chat` does."""
+    """One row, ready to run: `holds` is what its stream is opened with, None for one that never evicts; with
+    `whole_turns` it evicts as `chat` does."""
 
     name: str
     rule: str
-    window: Window | None
+    holds: Held
     whole_turns: bool
 
 
@@ -67,11 +69,12 @@ def plan(name: str, *, engine: Engine, budget: int, sinks: int, limit_tokens: in
     if name == FULL:
         chosen, block = policy(FULL, budget=limit_tokens), None
     else:
-        parameters = {"sinks": sinks} if kind == "streaming-llm" else {}
+        parameters = {"sinks": sinks} if has_sinks(kind) else {}
         chosen, block = policy(kind, budget=budget, **parameters), None if whole_turns else 1
     require(chosen, engine.supplies)
-    window = chosen.window(head_tokens, block)
-    return Plan(name=name, rule=_RULES.get(name, chosen.summary), window=window, whole_turns=whole_turns)
+    holds = chosen.live(head_tokens, block)
+    rule = _RULES.get(name, f"in every head, {chosen.summary}")
+    return Plan(name=name, rule=rule, holds=holds, whole_turns=whole_turns)
 
 
 def plans(
@@ -86,7 +89,7 @@ def plans(
     for name in names:
         try:
             row = plan(name, engine=engine, **numbers)
-            engine.open(row.window).close()
+            engine.open(row.holds).close()
             made.append(row)
         except HeadwaterError as error:
             refused[name] = error

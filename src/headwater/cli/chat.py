@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +69,9 @@ def chat(
     """Chat without end; piped, print the answers alone."""
     if greedy and was_given(context, "temperature"):
         raise UsageError("--greedy and --temperature cannot both be given; --greedy is --temperature 0")
-    if was_given(context, "sinks") and was_given(context, "policy") and not _takes_sinks(options["policy"]):
+    from headwater.policies import has_sinks
+
+    if was_given(context, "sinks") and was_given(context, "policy") and not has_sinks(options["policy"]):
         raise UsageError(
             f"policy {options['policy']!r} has no sinks; leave --sinks out, or take --policy streaming-llm"
         )
@@ -95,9 +96,3 @@ def chat(
         sampling=Sampling(**drawing) if session is None else drawing,
         **{name: given.get(name) for name in options if name not in SAMPLING},
     )
-
-
-def _takes_sinks(policy: str) -> bool:
-    from headwater.policies import POLICIES
-
-    return any(field.name == "sinks" for field in fields(POLICIES[policy]))

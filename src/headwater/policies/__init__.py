@@ -54,6 +54,11 @@ def policy(choice: str | Policy[Any], **parameters: Any) -> Policy[Any]:
     return POLICIES[choice](**parameters)
 
 
+def has_sinks(name: str) -> bool:
+    """Whether a policy of the registry takes `sinks`."""
+    return any(field.name == "sinks" for field in fields(POLICIES[name]))
+
+
 def require(choice: Policy[Any], supplies: frozenset[str]) -> None:
     """Raises UnsupportedCall when the policy needs what an engine that supplies this much does not give."""
     missing = choice.needs - supplies
@@ -95,6 +100,7 @@ __all__ = [
     "StreamingLLM",
     "Tova",
     "Window",
+    "has_sinks",
     "policy",
     "require",
     "table",

@@ -21,6 +21,7 @@ from headwater.bench.results import END, Results, Row
 from headwater.bench.rows import DEFAULT_ROWS, plan
 from headwater.chat.template import Template
 from headwater.engines.fake import FakeEngine, FakeStream
+from headwater.engines.snapshot import Held
 from headwater.errors import BudgetError, HeadwaterError, MissingExtra, UnknownName, UnsupportedCall, UsageError
 from headwater.policies import Window
 from tests.bench.talk import conversation, engine, settings, ticking
@@ -227,7 +228,7 @@ REFUSED = [
 class Untouched(FakeEngine):
     """Fails the test when a token is fed."""
 
-    def open(self, window: Window | None, *, reindex: bool = True, limit_tokens: int | None = None) -> FakeStream:
+    def open(self, window: Held, *, reindex: bool = True, limit_tokens: int | None = None) -> FakeStream:
         stream = super().open(window, reindex=reindex, limit_tokens=limit_tokens)
 
         def refuse(tokens: Sequence[int]) -> NDArray[np.float32]:
@@ -248,7 +249,7 @@ def test_what_cannot_run_is_refused_before_the_first_token(
 
 def test_a_row_the_engine_cannot_run_is_refused_naming_those_it_can() -> None:
     class NoWindows(Untouched):
-        def open(self, window: Window | None, *, reindex: bool = True, limit_tokens: int | None = None) -> FakeStream:
+        def open(self, window: Held, *, reindex: bool = True, limit_tokens: int | None = None) -> FakeStream:
             if window is not None:
                 raise UnsupportedCall("no windows here")
             return super().open(window, reindex=reindex, limit_tokens=limit_tokens)
@@ -279,7 +280,7 @@ class Interrupted(FakeEngine):
 
     opened = 0
 
-    def open(self, window: Window | None, *, reindex: bool = True, limit_tokens: int | None = None) -> FakeStream:
+    def open(self, window: Held, *, reindex: bool = True, limit_tokens: int | None = None) -> FakeStream:
         stream = super().open(window, reindex=reindex, limit_tokens=limit_tokens)
         self.opened += 1
         score = stream.score

@@ -115,7 +115,7 @@ def test_what_a_killed_process_left_is_swept_and_what_another_writes_is_not(tmp_
     old, new = folder / ".x.1.half", folder / ".y.2.half"
     for half in (old, new):
         half.write_bytes(b"half")
-    os.utime(old, (time.time() - 2 * prefixes.HALF_S,) * 2)
+    os.utime(old, (time.time() - 2 * prefixes.HALF_S, time.time() - 2 * prefixes.HALF_S))
     chat.set_system("Another prompt, so that one is kept.")
     assert not old.exists()
     assert new.exists()

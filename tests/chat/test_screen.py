@@ -58,7 +58,7 @@ def test_an_answer_and_its_status():
 
 def test_notes_are_written_while_the_user_types():
     story = "the boat left the harbour in the rain and nobody knew where it went, but for the parrot"
-    options = {"budget": 600, "summary_tokens": 200, "max_tokens": 30}
+    options: dict[str, Any] = {"budget": 600, "summary_tokens": 200, "max_tokens": 30}
     out, chat = talk(*[story] * 16, "/notes", slowly=True, **options)
     assert len(chat.notes) >= 2
     assert "notes on turns 1 to " in out and chat.notes[-1].text.splitlines()[0] in out

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import headwater.cache.versions  # noqa: F401  first: other releases lack what is imported below
+
+# isort: split
 import numpy as np
 import torch
 from numpy.typing import NDArray

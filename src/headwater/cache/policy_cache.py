@@ -13,6 +13,9 @@ from contextvars import ContextVar
 from threading import Lock
 from typing import Any, cast
 
+import headwater.cache.versions  # noqa: F401  first: other releases lack what is imported below
+
+# isort: split
 import numpy as np
 import torch
 from jaxtyping import Float

@@ -28,7 +28,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv .venv
 	@$(PIP) --upgrade pip
 	@$(PIP) torch
-	@$(PIP) --editable '.[transformers,report,lab,memory]' --group dev
+	@$(PIP) --editable '.[transformers,llamacpp,report,lab,memory]' --group dev
 	@touch $@
 
 model: setup

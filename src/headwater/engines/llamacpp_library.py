@@ -34,6 +34,9 @@ TESTED_PACKAGE = "2026.10.11549"
 """The release of the package that the tests run with."""
 
 INSTALL = "pip install 'headwater[llamacpp]'"
+LOADED: list[str] = []
+"""Versions of the libraries that this process has opened, the latest last."""
+
 RESERVE = 256
 """Bytes behind the known fields of a structure, for fields that a newer library has."""
 
@@ -387,6 +390,7 @@ def _opened(path: Path, package: str) -> Library:
         lib.ggml_set_abort_callback.restype, lib.ggml_set_abort_callback.argtypes = c_void_p, (c_void_p,)
         lib.ggml_set_abort_callback(_ABORT)
     lib.llama_backend_init()
+    LOADED.append(said)
     return Library(
         path=path,
         version=said,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -337,6 +338,38 @@ def test_other_kinds_of_attention_and_positions(build: Build, tmp_path: Path, ar
             engine.restore(tmp_path / "t", window).stream.rollback(1)
 
 
+def test_layers_with_a_window_of_their_own_hold_as_much_as_the_others(build: Build):
+    """By default llama.cpp gives them less, and then ends the process when positions move."""
+    engine = build(architecture="gemma3", context_length=2048)
+    stream = engine.open(Window(budget=1000, pins=4, block=100))
+    stream.feed(TEXT[:1400])
+    assert stream.held <= 1000
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Seat, "can_shift", False)
+        with pytest.raises(UnsupportedModel, match=r"cannot move positions of .* in a context of 1001 tokens"):
+            engine.open(stream.window)
+
+
+def test_conversations_in_threads_share_a_context(build: Build):
+    engine = build(context_length=1024, options={"n_seq_max": 4, **SHARP})
+    said: dict[int, list[np.ndarray]] = {}
+
+    def run(number: int, into: dict[int, list[np.ndarray]]) -> None:
+        stream = engine.open(Window(budget=200, pins=4, block=4))
+        into[number] = [stream.feed(TEXT[number + at : number + at + 7]) for at in range(0, 700, 7)]
+        stream.close()
+
+    threads = [threading.Thread(target=run, args=(number, said)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    alone: dict[int, list[np.ndarray]] = {}
+    for number in range(4):
+        run(number, alone)
+        np.testing.assert_allclose(said[number], alone[number], rtol=0, atol=1e-4)
+
+
 BAD_FILES: dict[str, tuple[Callable[[Path], object], type[HeadwaterError], str]] = {
     "missing": (lambda file: None, InputFileError, "no such file"),
     "another kind": (lambda file: file.write_bytes(b"PK\3\4zip"), UsageError, "not a GGUF file: it begins with b'PK"),
@@ -479,3 +512,21 @@ def test_divergence_is_nothing_between_equal_predictions():
     logits = np.random.default_rng(0).normal(size=50).astype(np.float32)
     assert divergence(logits, logits + 3) == pytest.approx(0, abs=1e-6)
     assert divergence(logits, -logits) > 0.1
+
+
+def test_a_number_of_threads_that_nobody_gave_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    require_llamacpp()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    file = str(tiny_gguf.write(tmp_path / "tiny.gguf"))
+    engine = open_engine(file, engine="llamacpp")
+    assert engine.choices == ("llama.cpp runs on 1 threads; n_threads says another number",)
+    assert open_engine(file, engine="llamacpp", n_threads=1).choices == ()
+
+
+def test_a_tokenizer_that_puts_a_space_before_a_text_takes_it_off_again(build: Build, monkeypatch: pytest.MonkeyPatch):
+    """SentencePiece does; its pieces are joined here, and only the first space of a text is its own."""
+    plain, model = build().model, build().model
+    assert plain.decode(plain.encode("  a b", special=False)) == "  a b"
+    monkeypatch.setattr(model, "_number", lambda name: 1)  # the kind of its vocabulary
+    assert model._leading_space
+    assert model.decode(model.encode("  a b", special=False)) == " a b"

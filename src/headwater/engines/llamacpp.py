@@ -70,7 +70,10 @@ class LlamaCppEngine(Engine):
         if not isinstance(n_gpu_layers, int) or isinstance(n_gpu_layers, bool) or n_gpu_layers < -1:
             raise UsageError(f"n_gpu_layers must be an integer of at least 0, or -1 for all, got {n_gpu_layers!r}")
         loaded = Model(library(), gguf_file(model), name=model, n_gpu_layers=n_gpu_layers)
-        return cls(loaded, settings, template=template)
+        engine = cls(loaded, settings, template=template)
+        if n_threads is None:
+            engine.choices = (f"llama.cpp runs on {settings.n_threads} threads; n_threads says another number",)
+        return engine
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         return self.model.encode(text, special=special)

@@ -247,8 +247,6 @@ class Pool:
             else:
                 context = Context(self.model, self.settings, cells)
                 self._contexts.append(context)
-            if context.idle:  # nothing there that a clean start would move
-                self.model.library.call.llama_memory_clear(context.memory, False)
             return Seat(context, context.free.pop(0))
 
     def give(self, seat: Seat) -> None:

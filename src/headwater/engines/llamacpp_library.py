@@ -233,7 +233,6 @@ _FUNCTIONS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_get_logits": (c_void_p, (c_void_p,)),
     "llama_get_logits_ith": (c_void_p, (c_void_p, c_int32)),
     "llama_get_memory": (c_void_p, (c_void_p,)),
-    "llama_memory_clear": (None, (c_void_p, c_bool)),
     "llama_memory_can_shift": (c_bool, (c_void_p,)),
     "llama_memory_seq_rm": (c_bool, (c_void_p, c_int32, c_int32, c_int32)),
     "llama_memory_seq_add": (None, (c_void_p, c_int32, c_int32, c_int32, c_int32)),

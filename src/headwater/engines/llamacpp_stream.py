@@ -22,7 +22,7 @@ from headwater.engines.base import Evicted, Stream
 from headwater.engines.llamacpp_cells import PIECE, QUANTISED, SCORED_PIECE, Pool, Seat
 from headwater.engines.llamacpp_model import Model
 from headwater.engines.snapshot import Content, Part, Snapshot
-from headwater.errors import BudgetError, CacheStateError, ContextFull, SnapshotError, UsageError
+from headwater.errors import BudgetError, CacheStateError, ContextFull, SnapshotError, UnsupportedModel, UsageError
 from headwater.policies.window import Window
 
 REINDEX_TOKENS = 64
@@ -247,6 +247,12 @@ class WindowStream(LlamaCppStream):
             name=model.name,
         )
         super().__init__(model, pool, window.budget + 1, fingerprint=fingerprint, reindex=reindex)
+        if not self._open().can_shift:
+            self.close()
+            raise UnsupportedModel(
+                f"llama.cpp cannot move positions of {model.name} in a context of {window.budget + 1} tokens, so "
+                "nothing can leave its cache here; take the policy full, or the transformers engine"
+            )
 
     def evict(self, count: int) -> Evicted:
         seat = self._open()
@@ -266,7 +272,7 @@ class WindowStream(LlamaCppStream):
             self._held -= count
             self._gap += count
             self._evicted_at = self._seen
-            if self._reindex and count == loose:
+            if count == loose:
                 self._gap = 0
         return Evicted(start=start, stop=start + count)
 

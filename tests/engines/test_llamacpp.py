@@ -26,9 +26,11 @@ from headwater.errors import (
     ModelFileError,
     SnapshotError,
     UnknownName,
+    UnsupportedCall,
     UnsupportedModel,
     UsageError,
 )
+from headwater.policies import policy
 from headwater.policies.window import Window
 from tests import tiny_gguf
 from tests.llamacpp import require_llamacpp
@@ -279,6 +281,15 @@ def test_an_option_that_cannot_be_honoured_is_refused(
     file = tiny_gguf.write(tmp_path / "tiny.gguf")
     with pytest.raises(error, match=words):
         open_engine(str(file), engine="llamacpp", **options)
+
+
+def test_a_policy_that_picks_in_every_head_is_refused_by_name(build: Build):
+    engine = build()
+    for name in ("random", "h2o"):
+        with pytest.raises(UnsupportedCall, match=f"{name} keeps a set of its own in every head, and llama.cpp"):
+            engine.open(policy(name, budget=100))
+    with pytest.raises(HeadwaterError, match="h2o"):
+        Chat.open(engine, policy="h2o", budget=100)
 
 
 def test_quantised_keys_need_heads_of_64(build: Build):

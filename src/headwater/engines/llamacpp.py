@@ -19,9 +19,10 @@ from headwater.engines.llamacpp_library import library
 from headwater.engines.llamacpp_model import Model
 from headwater.engines.llamacpp_stream import GrowingStream, LlamaCppStream, WindowStream
 from headwater.engines.models import gguf_file
-from headwater.engines.snapshot import read_snapshot
+from headwater.engines.snapshot import Held, read_snapshot
 from headwater.engines.template_text import render_template
-from headwater.errors import BudgetError, UnsupportedModel, UsageError
+from headwater.errors import BudgetError, UnsupportedCall, UnsupportedModel, UsageError
+from headwater.policies import Policy
 from headwater.policies.window import Window
 
 
@@ -96,7 +97,12 @@ class LlamaCppEngine(Engine):
             eos=self.model.special("eos"),
         )
 
-    def open(self, window: Window | None, *, reindex: bool = True, limit_tokens: int | None = None) -> LlamaCppStream:
+    def open(self, window: Held, *, reindex: bool = True, limit_tokens: int | None = None) -> LlamaCppStream:
+        if isinstance(window, Policy):
+            raise UnsupportedCall(
+                f"{window.name} keeps a set of its own in every head, and llama.cpp drops a token from all heads at "
+                "once; these would work: sliding-window, streaming-llm, or the transformers engine"
+            )
         if window is not None:
             if limit_tokens is not None:
                 raise UsageError("limit_tokens is for a stream without a window; one with a window never ends")
@@ -130,7 +136,7 @@ class LlamaCppEngine(Engine):
     def restore(
         self,
         path: Path | str,
-        window: Window | None,
+        window: Held,
         *,
         reindex: bool = True,
         limit_tokens: int | None = None,

@@ -28,7 +28,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv .venv
 	@$(PIP) --upgrade pip
 	@$(PIP) torch
-	@$(PIP) --editable '.[transformers,report,lab,memory]' --group dev
+	@$(PIP) --editable '.[transformers,llamacpp,report,lab,memory]' --group dev
 	@touch $@
 
 model: setup
@@ -63,8 +63,9 @@ demo: model ## compare the policies on the embedded model over a real conversati
 	@$(BIN)/headwater compare --output report
 	@echo "Report: $(CURDIR)/report/index.html"
 
-bench: model ## measure the cache, the replay, and perplexity over a long text (TEXT=FILE for another)
+bench: model ## measure the cache, the engines, the replay, and a long text (TEXT=FILE for another)
 	$(BIN)/python -m bench.cache
+	$(BIN)/python -m bench.engines --text $(TEXT)
 	$(BIN)/python -m bench.replay
 	$(BIN)/headwater stream $(TEXT) --tokens 25000 --output docs/results/stream.json
 

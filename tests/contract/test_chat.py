@@ -34,7 +34,7 @@ def test_answers_depend_on_the_engine_and_the_seed_alone(engine: Engine):
     assert answers() == answers()
 
 
-def test_a_stop_string_is_rolled_back_or_left_exactly(engine: Engine):
+def test_a_stop_string_is_rolled_back_or_left_exactly(engine: Engine, tolerance: float):
     """After a stop string the next message goes on from what the ledger holds."""
     plain = Chat.open(engine, budget=110, sampling=Sampling(temperature=0), max_tokens=30)
     text = "".join(plain.send("hello"))
@@ -44,4 +44,4 @@ def test_a_stop_string_is_rolled_back_or_left_exactly(engine: Engine):
     stream = engine.open(chat._talk.stream.window)
     stream.feed(chat._talk.ledger.ids.tolist())
     again = chat._talk.feed(engine.encode("x"))
-    assert abs(again - stream.feed(engine.encode("x"))).max() < 1e-4
+    assert abs(again - stream.feed(engine.encode("x"))).max() <= tolerance

@@ -1,4 +1,7 @@
-"""Every engine's streams can be saved and taken up again: what comes next is what would have come."""
+"""Every engine's streams can be saved and taken up again: what comes next is what would have come.
+
+To the bit, or where a runtime lays out anew what it takes up, within the rounding of that (`saved_tolerance`).
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,10 @@ WINDOWS = [
 IDS = [(index * 37 + index // 7) % 200 for index in range(700)]
 
 
+def same(left: np.ndarray, right: np.ndarray, tolerance: float) -> None:
+    np.testing.assert_allclose(left, right, rtol=0, atol=tolerance)
+
+
 def restored(engine: Engine, stream: Stream, path: Path, **options: object) -> Stream:
     saved = stream.save(path, {"a": "b"})
     again = engine.restore(path, stream.window, digest=saved.digest, **options)  # pyright: ignore[reportArgumentType]
@@ -31,8 +38,8 @@ def restored(engine: Engine, stream: Stream, path: Path, **options: object) -> S
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("before", [0, 1, 3, 20, 33, 90, 500])
 @pytest.mark.parametrize("reindex", [True, False])
-def test_what_comes_next_is_the_same_to_the_bit(
-    engine: Engine, window: Window | None, before: int, reindex: bool, tmp_path: Path
+def test_what_comes_next_is_the_same(
+    engine: Engine, window: Window | None, before: int, reindex: bool, tmp_path: Path, saved_tolerance: float
 ):
     if window is None and before > 90:
         pytest.skip("longer than the trained length")
@@ -48,40 +55,42 @@ def test_what_comes_next_is_the_same_to_the_bit(
     assert other.nbytes == stream.nbytes
     rest = IDS[before : before + (30 if window is None else 180)]
     for start in range(0, 20, 1):
-        np.testing.assert_array_equal(other.feed(rest[start : start + 1]), stream.feed(rest[start : start + 1]))
-    np.testing.assert_array_equal(other.feed(rest[20:]), stream.feed(rest[20:]))
+        same(other.feed(rest[start : start + 1]), stream.feed(rest[start : start + 1]), saved_tolerance)
+    same(other.feed(rest[20:]), stream.feed(rest[20:]), saved_tolerance)
     np.testing.assert_array_equal(other.kept, stream.kept)
 
 
-def test_the_logits_come_with_it(engine: Engine, tmp_path: Path):
+def test_the_logits_come_with_it(engine: Engine, tmp_path: Path, saved_tolerance: float):
     stream = engine.open(WINDOWS[0])
     logits = stream.feed(IDS[:50])
     stream.save(tmp_path / "s")
     again = engine.restore(tmp_path / "s", WINDOWS[0])
     np.testing.assert_array_equal(again.logits, logits)
-    np.testing.assert_array_equal(again.stream.score(IDS[50:60]), stream.score(IDS[50:60]))
+    same(again.stream.score(IDS[50:60]), stream.score(IDS[50:60]), saved_tolerance)
 
 
-def test_a_snapshot_is_of_its_moment(engine: Engine, tmp_path: Path):
+def test_a_snapshot_is_of_its_moment(engine: Engine, tmp_path: Path, saved_tolerance: float):
     """The stream goes on before the file is written."""
-    stream, same = engine.open(WINDOWS[1]), engine.open(WINDOWS[1])
+    stream, other = engine.open(WINDOWS[1]), engine.open(WINDOWS[1])
     stream.feed(IDS[:70])
-    same.feed(IDS[:70])
+    other.feed(IDS[:70])
     snapshot = stream.snapshot()
     stream.feed(IDS[300:390])
     snapshot.write(tmp_path / "s")
     again = engine.restore(tmp_path / "s", WINDOWS[1]).stream
-    np.testing.assert_array_equal(again.feed(IDS[70:80]), same.feed(IDS[70:80]))
+    same(again.feed(IDS[70:80]), other.feed(IDS[70:80]), saved_tolerance)
 
 
 @pytest.mark.parametrize("window", [WINDOWS[1], None], ids=str)
-def test_what_could_be_taken_back_still_can(engine: Engine, window: Window | None, tmp_path: Path):
+def test_what_could_be_taken_back_still_can(
+    engine: Engine, window: Window | None, tmp_path: Path, saved_tolerance: float
+):
     stream = engine.open(window)
     stream.feed(IDS[:30])
     again = restored(engine, stream, tmp_path / "s")
     for each in (stream, again):
         each.rollback(5)
-    np.testing.assert_array_equal(again.feed(IDS[40:45]), stream.feed(IDS[40:45]))
+    same(again.feed(IDS[40:45]), stream.feed(IDS[40:45]), saved_tolerance)
     if window is not None:
         again.feed(IDS[:40])
         last = restored(engine, again, tmp_path / "t")

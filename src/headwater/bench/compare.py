@@ -154,7 +154,7 @@ def header(measured: Results, rows: tuple[Plan, ...]) -> str:
 
 
 def _begin(engine: Engine, kind: str, conversation: Conversation, text: Script, settings: Settings) -> Results:
-    choices = list(conversation.choices)
+    choices = [*conversation.choices, *engine.choices]
     if conversation.system is None and text.head:
         choices.append("no system prompt was given; the chat template brings its own, which is pinned")
     if settings.limit_tokens > engine.context_length:

@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-_RUNTIMES = ("torch", "transformers", "llama_cpp", "mlx", "mlx_lm", "numba", "zarr")
+_RUNTIMES = ("torch", "transformers", "mlx", "numba", "zarr")
+_LLAMA_CPP = "headwater.engines.llamacpp_library"
 
 
 def hardware() -> dict[str, str | int | None]:
@@ -35,6 +36,8 @@ def versions() -> dict[str, str]:
             found[name] = metadata.version(name.replace("_", "-"))
         except metadata.PackageNotFoundError:
             found[name] = "not installed as a package"
+    if loaded := getattr(sys.modules.get(_LLAMA_CPP), "LOADED", ()):  # it has no module of its own
+        found["llama.cpp"] = loaded[-1]
     return found
 
 

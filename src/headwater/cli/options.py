@@ -47,6 +47,18 @@ class Name(click.ParamType):
         return value
 
 
+class EngineName(click.ParamType):
+    """An engine of the registry, with options of its own or without."""
+
+    name = "engine"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from headwater.engines import split_engine
+
+        split_engine(value)
+        return value
+
+
 class Numbers(click.ParamType):
     """A comma list of whole numbers."""
 
@@ -101,13 +113,6 @@ def policy_names() -> Iterable[str]:
     return POLICIES
 
 
-def engine_names() -> Iterable[str]:
-    """The engines of the registry."""
-    from headwater.engines import ENGINES
-
-    return ENGINES
-
-
 def _set_debug(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value:
         context.ensure_object(Door).debug = True
@@ -118,7 +123,10 @@ debug = click.option(
 )
 model_option = click.option("--model", default="smollm2", help="A known name, a folder, a .gguf file or a hub id.")
 engine_option = click.option(
-    "--engine", type=Name("engine", engine_names), default="transformers", help="What runs it."
+    "--engine",
+    type=EngineName(),
+    default="transformers",
+    help="What runs it, also with options: NAME:OPTION=VALUE,...  (see headwater engines)",
 )
 sinks_option = click.option("--sinks", type=click.IntRange(min=0), default=4, help="First tokens that always stay.")
 seed_option = click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of everything random.")

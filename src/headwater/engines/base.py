@@ -168,6 +168,9 @@ class Engine(ABC):
     """What a policy that runs live may ask of its streams, e.g. `attention`; empty when they only evict by position.
     `attention()` below is not part of it: it watches a run of its own, and no stream."""
 
+    choices: tuple[str, ...] = ()
+    """What was chosen for the user when it was loaded, as lines for the header of a run."""
+
     @abstractmethod
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids of `text`, nothing added. Control tokens in it are parsed only when `special` is set, so that a

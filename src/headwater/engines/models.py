@@ -6,6 +6,7 @@ Nothing heavy is imported until a model is converted or loaded.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from headwater.engines import modelstore
 from headwater.engines.convert import convert_gguf, load_whole, quiet, require_runtime
 from headwater.engines.modelstore import KEPT_GGUF, Progress, room_for, silent
-from headwater.engines.packaged import PackagedFile, bring
+from headwater.engines.packaged import PackagedFile, bring, installed_copy
 from headwater.errors import HeadwaterError, InputFileError, ModelFileError, ModelMissing, UnknownName, UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 Convert = Callable[[Path, Path, Progress], None]
 """Fills a folder from a GGUF file; `convert.convert_gguf`, or a test's stand-in."""
+
+GGUF_ALONE = "weights.gguf"
+"""A known model's file where nothing was made of it."""
 
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 DEVICES = ("cpu", "cuda", "auto")
@@ -105,6 +109,60 @@ def fetch(name: str, *, progress: Progress = silent, convert: Convert = convert_
     return modelstore.keep(known.name, known.file.sha256, build, progress)
 
 
+def fetch_gguf(name: str, *, progress: Progress = silent) -> Path:
+    """The GGUF file of a known model alone, for runtimes that read it: nothing is converted, and no runtime is needed.
+
+    Raises UnknownName, or ModelFileError when it cannot be had, checked or stored.
+    """
+    known = _known(name)
+    if (there := _kept_gguf(known)) is not None:
+        return there
+    modelstore.sweep()
+
+    def build(half: Path) -> None:
+        with room_for(half, 2 * known.file.size_bytes):
+            bring(known.file, half / GGUF_ALONE, progress)
+
+    return modelstore.keep(f"{known.name}-gguf", _alone(known.file.sha256), build, progress) / GGUF_ALONE
+
+
+def gguf_file(model: str) -> Path:
+    """The GGUF file of a known name, or `model` itself where that is one.
+
+    Raises ModelMissing for a known model that was not fetched, UsageError and its kinds for what is no GGUF file.
+    """
+    if model in MODELS:
+        found = _kept_gguf(MODELS[model])
+        if found is None:
+            raise ModelMissing(f"model {model!r} is not on this machine; run: headwater models fetch {model} --gguf")
+        return found
+    given = Path(model).expanduser()
+    if given.is_dir():
+        raise UsageError(f"{model} is a folder, and llama.cpp reads .gguf files; give one, or one of: {_names()}")
+    if given.exists() or given.suffix.lower() == ".gguf":
+        return given
+    if _HUB_ID.fullmatch(model):
+        raise UsageError(f"{model} is a hub id, and llama.cpp reads .gguf files; download one and give its path")
+    raise UnknownName("model", model, MODELS, also="a .gguf file")
+
+
+def _kept_gguf(known: KnownModel) -> Path | None:
+    """Its GGUF file on this machine: beside a converted model, alone, or in the package that it travels in."""
+    converted, alone = modelstore.find(known.file.sha256), modelstore.find(_alone(known.file.sha256))
+    places = [folder / name for folder, name in ((converted, KEPT_GGUF), (alone, GGUF_ALONE)) if folder is not None]
+    found = next((place for place in places if place.is_file()), None)
+    return found if found is not None else installed_copy(known.file)
+
+
+def _alone(sha256: str) -> str:
+    """What stands for a file that is kept as it is; its own sha256 stands for what it was converted to."""
+    return hashlib.sha256(f"gguf {sha256}".encode()).hexdigest()
+
+
+def _names() -> str:
+    return ", ".join(sorted(MODELS))
+
+
 def path(name: str) -> Path:
     """The folder of a known model. Raises ModelMissing, with the command that brings it, when it is not there."""
     known = _known(name)
@@ -139,9 +197,14 @@ def resolve(model: str, *, progress: Progress = silent, convert: Convert = conve
 def installed() -> list[InstalledModel]:
     """Every known model, there or not, and whatever else was converted."""
     known = {name: modelstore.find(model.file.sha256) for name, model in MODELS.items()}
-    others = {folder.name: folder for folder in modelstore.listed() if folder not in known.values()}
+    alone = {f"{name} (GGUF)": modelstore.find(_alone(model.file.sha256)) for name, model in MODELS.items()}
+    alone = {name: folder for name, folder in alone.items() if folder is not None}
+    others = {folder.name: folder for folder in modelstore.listed() if folder not in (known | alone).values()}
     about = {name: f"{model.title}, {model.licence}" for name, model in MODELS.items()}
-    return [_row(name, about.get(name, "from a GGUF file"), folder) for name, folder in (known | others).items()]
+    about |= dict.fromkeys(alone, "its file alone, for the engine llamacpp")
+    return [
+        _row(name, about.get(name, "from a GGUF file"), folder) for name, folder in (known | alone | others).items()
+    ]
 
 
 def _row(name: str, what: str, folder: Path | None) -> InstalledModel:

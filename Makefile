@@ -12,10 +12,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 READY := .venv/.ready
 BASE := build/base
 
-.PHONY: help setup model test check lint smoke format demo bench clean
+.PHONY: help setup model test test-browser fuzz check lint smoke format demo bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## make .venv with everything pinned; seconds when there is nothing to do
 
@@ -28,7 +28,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv .venv
 	@$(PIP) --upgrade pip
 	@$(PIP) torch
-	@$(PIP) --editable '.[transformers,llamacpp,report,lab,memory]' --group dev
+	@$(PIP) --editable '.[transformers,llamacpp,report,lab,memory,server]' --group dev
 	@touch $@
 
 model: setup
@@ -36,7 +36,13 @@ model: setup
 
 # COVERAGE=1 measures coverage in the same run; ARGS goes to pytest.
 test: model ## run the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(if $(COVERAGE),--cov --cov-report=term) $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not browser" $(if $(COVERAGE),--cov --cov-report=term) $(ARGS)
+
+test-browser: setup ## drive the page in a Chromium; skipped, with the reason, where there is none
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/server/test_page.py
+
+fuzz: setup ## send the server what nobody would, for MINUTES (10)
+	$(BIN)/python -m bench.fuzz --minutes $(or $(MINUTES),10)
 
 lint: setup ## format, lint, types and import floors, without changing a file
 	$(BIN)/ruff format --check .
@@ -54,6 +60,7 @@ smoke: setup ## build the wheel, install it without extras, and run it
 
 check: lint smoke ## everything that .ci/run checks
 	@$(MAKE) --no-print-directory test COVERAGE=1
+	@$(MAKE) --no-print-directory test-browser
 
 format: setup ## format the sources and mend what ruff can
 	$(BIN)/ruff format .
@@ -67,6 +74,7 @@ bench: model ## measure the cache, the engines, the replay, and a long text (TEX
 	$(BIN)/python -m bench.cache
 	$(BIN)/python -m bench.engines --text $(TEXT)
 	$(BIN)/python -m bench.replay
+	$(BIN)/python -m bench.server
 	$(BIN)/headwater stream $(TEXT) --tokens 25000 --output docs/results/stream.json
 
 clean: ## remove the environment and everything that was made

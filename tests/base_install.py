@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 from dataclasses import fields
 from importlib import import_module
@@ -37,6 +39,11 @@ EXTRAS = (
     "zarr",
     "wordllama",
     "tokenizers",
+    "fastapi",
+    "starlette",
+    "uvicorn",
+    "pydantic",
+    "prometheus_client",
 )
 
 
@@ -80,6 +87,12 @@ def main() -> None:
         check("pip install 'headwater[memory]'" in str(error), f"it does not say what to install: {error}")
     else:
         check(False, "vectors were made without the extra")
+    from headwater import cli
+
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        code = cli.main(["serve", "--engine", "fake"])
+    check(code == 1 and "pip install 'headwater[server]'" in said.getvalue(), f"serve said: {said.getvalue()}")
     check(not set(EXTRAS) & set(sys.modules), f"loaded all the same: {set(EXTRAS) & set(sys.modules)}")
     print("a base install works")
 

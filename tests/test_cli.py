@@ -159,6 +159,11 @@ WRONG = {
     "list below": (["stream", __file__, "--budgets", "0"], "'0' is not a comma list of whole numbers of at least 1"),
     "replay list": (["replay", "--budgets", "256,"], "'256,' is not a comma list of whole numbers of at least 1"),
     "replay tokens": (["replay", "--tokens", "1"], "'--tokens': 1 is not in the range x>=2"),
+    "origin": (["serve", "--allow-origin", "*"], "'*' is not the origin of a page"),
+    "memory": (["serve", "--memory-limit", "lots"], "'lots' is not a size of memory"),
+    "port": (["serve", "--port", "70000"], "'--port': 70000 is not in the range"),
+    "key": (["keys", "remove", "nobody"], "unknown key 'nobody'"),
+    "key's name": (["keys", "add", "../x"], "'../x' cannot be the name"),
     "list of nothing": (["stream", __file__, "--gaps", ""], "'' is not a comma list of whole numbers of at least 0"),
 }
 

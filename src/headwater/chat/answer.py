@@ -19,6 +19,9 @@ from headwater.chat.sampling import Sampler
 from headwater.engines.base import Engine
 from headwater.errors import ContextFull
 
+Watch = Callable[[NDArray[np.float32], int], None]
+"""Is shown the logits that a token was drawn from, `[vocab]`, and the token."""
+
 
 class Answer:
     """`asked` and `before` are what had left the cache before its message, and before itself. `text`, `tokens`,
@@ -35,11 +38,13 @@ class Answer:
         stop: tuple[str, ...],
         max_tokens: int,
         clock: Callable[[], float],
+        watch: Watch | None = None,
     ) -> None:
         self._engine, self._talk, self._sampler, self._clock = engine, talk, sampler, clock
         self._reader, self._logits, self._max_tokens = Reader(engine.decode, stop), logits, max_tokens
         self._pending: list[int] = []  # drawn and shown, but not fed yet
         self._busy_s = 0.0
+        self._watch = watch
         self.start, self.asked, self.before = len(talk.ledger), asked, talk.gone
         self.text, self.tokens, self.finished, self.closing = "", 0, False, 0
 
@@ -66,6 +71,8 @@ class Answer:
                 return self._show(self._reader.flush()), True
             self._pending = [token]
             self.tokens += 1
+            if self._watch is not None:
+                self._watch(self._logits, token)
             piece = self._reader.push(token)
             self.finished = self._reader.stopped
             over = self.finished or self.tokens == self._max_tokens

@@ -5,7 +5,7 @@ Knows the policy's window, the template's head and the order of turns. Does not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,8 +73,10 @@ class Conversation:
     """One conversation in its frame. `skipped` tokens of the ledger were never fed to this stream: they had left before
     it was taken up again."""
 
-    def __init__(self, frame: Frame, stream: Stream, ledger: Ledger, *, skipped: int = 0) -> None:
+    def __init__(self, frame: Frame, stream: Stream, ledger: Ledger, *, skipped: int = 0, fed: int = 0) -> None:
         self.frame, self.stream, self.ledger, self.skipped = frame, stream, ledger, skipped
+        self.fed = fed
+        """Tokens that were computed for it here; what a snapshot brought was not."""
         self.system, self.template, self.budget = frame.system, frame.template, frame.budget
         self.sinks, self.pins, self.limit_tokens = frame.sinks, frame.pins, frame.limit_tokens
 
@@ -130,13 +132,18 @@ class Conversation:
 
     def feed(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Make room by whole turns, feed, write down. Where no whole turn is left to go, the stream evicts tokens."""
+        return list(self.feeding(ids, max(1, len(ids))))[-1]
+
+    def feeding(self, ids: Sequence[int], piece: int) -> Iterator[NDArray[np.float32]]:
+        """`feed` in steps of at most `piece` tokens, each when it is asked for; the room is made once, for all."""
         self.check_in_step()
         window = self.stream.window
         if window is not None and (need := self.stream.held + len(ids) - window.budget) > 0:
             turns = leaving(self.ledger.turns, first=self.first, need=need)
             if turns:
                 self.stream.evict(turns[-1].stop - self.first)
-        return self._step(ids)
+        for start in range(0, max(1, len(ids)), piece):
+            yield self._step(ids[start : start + piece])
 
     def replay(self, ids: Sequence[int]) -> None:
         """Feed what was fed token by token, with the evictions that it had then, in as few pieces as that allows."""
@@ -183,6 +190,7 @@ class Conversation:
     def _step(self, ids: Sequence[int]) -> NDArray[np.float32]:
         logits = self.stream.feed(ids)
         self.ledger.add(ids)
+        self.fed += len(ids)
         return logits
 
 

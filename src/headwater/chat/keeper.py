@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 from array import array
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from headwater.chat.conversation import Conversation
 from headwater.chat.journal import Entry
 from headwater.chat.ledger import Turn
 from headwater.chat.prefixes import Prefixes
-from headwater.chat.resume import TakenUp, notes_of, resume
+from headwater.chat.resume import BATCH, TakenUp, notes_of, resume
 from headwater.chat.settings import Settings
 from headwater.chat.store import Opened
 from headwater.engines.base import Engine, Snapshot
@@ -109,6 +110,30 @@ class Keeper:
         )
         self._last, chapter = entry, self._chapter
         self._write(lambda: self.journal.add(chapter, entry))
+
+    def branch(self, count: int) -> None:
+        """Go on from the first `count` turns: a new chapter repeats them, and the old one stays as it was.
+
+        Raises StoreError, with nothing changed, when the disk does not take it.
+        """
+        self._join()
+        self.catch_up()
+        if self._backlog:
+            raise StoreError(f"session {self.name!r} cannot go back: {self._journal_trouble}")
+        old, journal = self.journal.chapter(self._chapter), self.journal
+        if old is None:
+            raise StoreError(f"session {self.name!r} has lost conversation {self._chapter}; look at it with verify")
+        with journal.all_or_nothing():
+            chapter = journal.begin(system=old.system, wording=old.wording, head=old.head)
+            names = f"{self.opened.uid}/{old.number}:", f"{self.opened.uid}/{chapter}:"
+            for first in range(0, count, BATCH):
+                for entry in list(journal.entries(old.number, first, min(count, first + BATCH))):
+                    journal.add(chapter, _repeated(entry, *names))
+            for first, last, text in journal.notes(old.number, NOTES):
+                if 2 * last <= count:
+                    journal.add_note(chapter, first, last, text)
+        self._chapter, self._saved_turns = chapter, -1
+        self._last = journal.entry(chapter, count - 1) if count else None
 
     @property
     def conversation(self) -> str:
@@ -212,3 +237,9 @@ class Keeper:
             self.opened.close()
         if self._backlog:
             raise StoreError(f"session {self.name!r} was closed with {self._journal_trouble}")
+
+
+def _repeated(entry: Entry, old: str, new: str) -> Entry:
+    """A turn as another conversation has it, of which memory knows nothing yet."""
+    recalled = [key.replace(old, new, 1) for key in entry.details.get("recalled", ())]
+    return replace(entry, details={**entry.details, "recalled": recalled, "remembered": 0})

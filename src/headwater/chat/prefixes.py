@@ -24,11 +24,13 @@ HALF_S = 3600
 
 
 class Prefixes:
-    """The prompts in a folder. `trouble` says why one could not be kept."""
+    """The prompts in a folder. `trouble` says why one could not be kept, `computed` how many tokens of the last one
+    that was opened came from no file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.trouble: str | None = None
+        self.computed = 0
 
     def open(self, engine: Engine, frame: Frame) -> Stream:
         """A stream that has read the frame's head: from the file where there is a sound one, else read now and kept."""
@@ -37,11 +39,13 @@ class Prefixes:
         try:
             stream = engine.restore(file, frame.holds, limit_tokens=frame.limit_tokens).stream
             file.touch()
+            self.computed = 0
             return stream
         except (SnapshotError, OSError):
             pass  # not there, or not sound: it is made again below
         stream = frame.open(engine)
         stream.feed(head)
+        self.computed = len(head)
         try:
             stream.save(file)
             self._tidy()

@@ -1,4 +1,4 @@
-"""From generated tokens to pieces of text that can be shown at once.
+"""From generated tokens to pieces of text that can be shown at once, and what is text at all.
 
 Knows that a character may take several tokens, and that the text may be about to become a stop string. Does not know
 where the tokens come from. Whatever the pieces, together they are the decoded answer up to the stop string.
@@ -22,6 +22,23 @@ def checked_stops(stop: Sequence[str] | str) -> tuple[str, ...]:
         if not isinstance(text, str) or not text:
             raise UsageError(f"a stop string must be text of at least one character, got {text!r}")
     return stops
+
+
+def check_message(text: str) -> None:
+    """Raises UsageError for what cannot be said: nothing, white space, lone surrogates."""
+    if not text.strip():
+        raise UsageError("the message is empty; type something")
+    check_text(text)
+
+
+def check_text(text: str) -> None:
+    """Raises UsageError for a text with lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the message is not valid text: character {error.start + 1} is a lone surrogate, {text[error.start]!r}"
+        ) from error
 
 
 class Reader:

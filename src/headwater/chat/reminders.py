@@ -77,6 +77,14 @@ class Reminders:
                 if lasts := details.get("notes"):
                     self.notes.stand(start, [note for note in self.notes.written if note.last in lasts])
 
+    def follow(self, before: Reminders, tokens: int) -> None:
+        """Be those of a conversation that repeats the first `tokens` of the one `before`."""
+        before.close()
+        if self.recaller is not None and before.recaller is not None:
+            old, new = before.recaller.conversation, self.recaller.conversation
+            present = before.recaller.present.items()
+            self.recaller.present = {key.replace(old, new, 1): at for key, at in present if at < tokens}
+
     def close(self) -> None:
         """Drop what was begun."""
         if self.notes is not None:

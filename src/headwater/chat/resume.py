@@ -160,7 +160,7 @@ def _from_journal(
     ids = array("q", chain(front[: frame.pins], rest)) if skipped else ledger.ids
     if ids:
         stream.feed(ids.tolist())
-    return Conversation(frame, stream, ledger, skipped=skipped)
+    return Conversation(frame, stream, ledger, skipped=skipped, fed=len(ids))
 
 
 def _latest_that_fits(journal: Journal, chapter: Chapter, frame: Frame, count: int, end: int) -> int:

@@ -7,19 +7,20 @@ made (`conversation`) or text is cut into pieces (`reader`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-from headwater.chat.answer import Answer
+from headwater.chat.answer import Answer, Watch
 from headwater.chat.conversation import Conversation
 from headwater.chat.interrupts import whole_step
 from headwater.chat.keeper import Keeper
 from headwater.chat.ledger import Gone, Turn
 from headwater.chat.notes import Note
 from headwater.chat.opening import Parts, prepare
-from headwater.chat.reader import checked_stops
+from headwater.chat.reader import check_message, check_text, checked_stops
 from headwater.chat.recalling import ALLOWANCE, MOST
 from headwater.chat.reminders import Wanted
 from headwater.chat.resume import TakenUp
@@ -31,6 +32,9 @@ from headwater.engines.base import Engine
 from headwater.errors import CacheStateError, ContextFull, HeadwaterError, StoreError, UsageError
 from headwater.memory.base import Recalled, Remembers
 from headwater.policies import Policy
+
+PIECE = 128
+"""Tokens of a message that go through the model in one step, where others wait."""
 
 
 class Chat:
@@ -77,7 +81,7 @@ class Chat:
         cls,
         model: str | Engine | None = None,
         *,
-        session: str | Path | None = None,
+        session: str | Path | Opened | None = None,
         engine: str | None = None,
         system: str | None = None,
         budget: int | None = None,
@@ -97,9 +101,10 @@ class Chat:
         first tokens that a policy pins (the policy's own); both belong to a policy given by name. `max_tokens` (512) is
         the longest answer. `template` is a chat template as text, for models without one.
 
-        `session` is a name, of a conversation that is kept on the disk and goes on where it ended, or a Path of a file
-        that holds one. What is left out is as the session had it, and a mapping as `sampling` changes what it names;
-        another policy or budget makes the cache again from the journal; another model or system prompt is refused.
+        `session` is a name, of a conversation that is kept on the disk and goes on where it ended, a Path of a file
+        that holds one, or what `Store.open` gave. What is left out is as the session had it, and a mapping as
+        `sampling` changes what it names; another policy or budget makes the cache again from the journal; another
+        model or system prompt is refused.
 
         `memory` keeps what leaves the cache and brings what has to do with a message, in up to `memory_tokens` just
         before it: True is `headwater.Memory` in the session's file, or a private one, and any object with the methods
@@ -185,38 +190,44 @@ class Chat:
         like any other.
         """
         self._check_open()
-        if not text.strip():
-            raise UsageError("the message is empty; type something")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise UsageError(
-                f"the message is not valid text: character {error.start + 1} is a lone surrogate, {text[error.start]!r}"
-            ) from error
-        return self._converse(text)
+        check_message(text)
+        return self._pieces(text)
 
-    def _converse(self, text: str) -> Iterator[str]:
+    def _pieces(self, text: str) -> Iterator[str]:
+        with closing(self._converse(text, None, None)) as steps:
+            yield from filter(None, steps)
+
+    def steps(self, text: str, *, piece: int = PIECE, watch: Watch | None = None) -> Generator[str, None, None]:
+        """As `send`, with control given back after every step of the model, so what is yielded may be empty.
+
+        A message goes in `piece` tokens at a time; one that nobody waits for any more is fed to its end all the same.
+        `watch` is shown what every token was drawn from.
+        """
+        self._check_open()
+        check_message(text)
+        return self._converse(text, piece, watch)
+
+    def _converse(self, text: str, piece: int | None, watch: Watch | None) -> Generator[str, None, None]:
         self._check_open()
         self._end_answer()
         began = self._clock()
         answer: Answer | None = None
         try:
-            self._ask(text)
+            yield from self._ask(text, piece, watch)
             answer = self._answer
             while answer is not None and answer is self._answer:
-                piece, over = answer.step()
+                said, over = answer.step()
                 self._tokens_per_s = answer.tokens_per_s
                 if answer.tokens <= 1:
                     self._ttft_s = self._clock() - began
-                if piece:
-                    yield piece
+                yield said
                 if over:
                     break
         finally:
             if answer is None or answer is self._answer:
                 self._end_answer()
 
-    def _ask(self, text: str) -> None:
+    def _ask(self, text: str, piece: int | None, watch: Watch | None) -> Iterator[str]:
         """Feed a message, from making room for it to the opened answer."""
         talk = self._talk
         talk.check_in_step()
@@ -225,9 +236,17 @@ class Chat:
         question = talk.template.question(self.engine, before_it + text, first=first)
         if not talk.fits(len(question) + 1 + len(talk.template.answer_close)):
             raise ContextFull(f"the message takes {len(question)} tokens and {talk.full}")
+        before, start, size = talk.gone, len(talk.ledger), piece or len(question)
+        fed = talk.feeding(question, size)
+        try:
+            for _ in range(size, len(question), size):
+                with whole_step():
+                    next(fed)
+                yield ""
+        except GeneratorExit:
+            pass  # half a message would be nobody's: the rest is fed below
         with whole_step():
-            before, start = talk.gone, len(talk.ledger)
-            logits = talk.feed(question)
+            *_, logits = fed
             talk.add_turn("user", text, start=start, before=before)
             self._write_down(**self._reminders.brought)
             self._tell(talk.gone.since(before))
@@ -240,6 +259,7 @@ class Chat:
                 stop=self.stop,
                 max_tokens=self.max_tokens,
                 clock=self._clock,
+                watch=watch,
             )
 
     def _end_answer(self) -> None:
@@ -259,6 +279,7 @@ class Chat:
 
     def _keep(self, answer: Answer) -> None:
         """Write the answer down as a turn."""
+        self._answer_tokens = answer.tokens
         self._talk.add_turn(
             "assistant", answer.text, start=answer.start, before=answer.before, finished=answer.finished
         )
@@ -300,6 +321,11 @@ class Chat:
         return None if self._keeper is None else self._keeper.name
 
     @property
+    def conversation(self) -> str | None:
+        """What tells this conversation of the session from all others; None without a session."""
+        return None if self._keeper is None else self._keeper.conversation
+
+    @property
     def pinning(self) -> str:
         """What is pinned, in words."""
         talk = self._talk
@@ -307,6 +333,11 @@ class Chat:
             return "nothing pinned"
         head = f"prompt {len(talk.template.head)}, " if talk.template.head else ""
         return f"pinned {talk.pins} ({head}sinks {talk.sinks})"
+
+    @property
+    def latest(self) -> Turn | None:
+        """The newest turn, if there is one here; `turns` may have to read the session for the others."""
+        return self._talk.ledger.turns[-1] if self._talk.ledger.turns else None
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -338,6 +369,9 @@ class Chat:
             trouble="; ".join(each.trouble for each in (self._keeper, self._reminders) if each and each.trouble)
             or None,
             recalled=self._reminders.told,
+            fed=talk.fed,
+            sinks=0 if closed else min(talk.sinks, talk.stream.held),
+            answer_tokens=self._answer_tokens,
         )
 
     def map(self, width: int = 60) -> str:
@@ -365,6 +399,78 @@ class Chat:
     def notes(self) -> tuple[Note, ...]:
         """The model's notes on what left, oldest first; empty without `summary_tokens`."""
         return () if self._reminders.notes is None else tuple(self._reminders.notes.written)
+
+    # Another course.
+
+    def draw_by(self, sampling: Sampling) -> None:
+        """Draw by other rules from the next answer on, with a generator of its own."""
+        self._check_open()
+        self._end_answer()
+        self.sampling, self._sampler = sampling, Sampler(sampling)
+
+    def hear(self, question: str, answer: str) -> None:
+        """Take an exchange that was had elsewhere into the conversation. Raises as `send` does for the texts."""
+        self._check_open()
+        self._end_answer()
+        for text in (question, answer):
+            check_text(text)
+        talk = self._talk
+        talk.check_in_step()
+        asked = talk.template.question(self.engine, question, first=not talk.ledger.turn_count)
+        answered = [*self.engine.encode(answer), *talk.template.answer_close]
+        if not talk.fits(len(asked) + len(answered)):
+            raise ContextFull(f"the exchange takes {len(asked) + len(answered)} tokens and {talk.full}")
+        with whole_step():
+            for role, text, ids in (("user", question, asked), ("assistant", answer, answered)):
+                before, start = talk.gone, len(talk.ledger)
+                talk.feed(ids)
+                talk.add_turn(role, text, start=start, before=before)
+                self._write_down(closing=len(ids))
+                self._tell(talk.gone.since(before))
+            self._reminders.keep(talk)
+
+    def take_back(self, exchanges: int, *, again: bool = False) -> bool:
+        """Forget the newest messages with their answers, exactly, as if they had never been said.
+
+        False, with nothing changed, when something left the cache for them; `again` makes the cache of a session again
+        from its journal then. In a session they stay in the journal, in the conversation as it was. Raises UsageError
+        for more than there are, StoreError, with nothing changed, when the disk does not take it.
+        """
+        self._check_open()
+        self._end_answer()
+        talk = self._talk
+        talk.check_in_step()
+        if not 0 < exchanges <= talk.ledger.turn_count // 2:
+            raise UsageError(f"there are {talk.ledger.turn_count // 2} exchanges, so {exchanges} cannot be taken back")
+        turns = talk.ledger.turns
+        with whole_step():
+            taken = turns[-2 * exchanges :] if 2 * exchanges <= len(turns) else []
+            ids = talk.ledger.between(taken[0].start, len(talk.ledger)) if taken else ()
+            if not taken or not talk.take_back(len(ids)):
+                return again and self._make_again(talk.ledger.turn_count - 2 * exchanges)
+            del turns[-2 * exchanges :]
+            try:
+                if self._keeper is not None:
+                    self._keeper.branch(talk.ledger.turn_count)
+            except BaseException:
+                talk.feed(ids)
+                turns.extend(taken)
+                raise
+            before, self._reminders = self._reminders, self._wanted.begin(self.engine, self._keeper)
+            self._reminders.follow(before, len(talk.ledger))
+        return True
+
+    def _make_again(self, turns: int) -> bool:
+        """Read the first turns again from the journal, as far as they are held; False where there is none."""
+        before, keeper = self._talk, self._keeper
+        if keeper is None:
+            return False
+        keeper.branch(turns)
+        if (taken := keeper.resume(self.engine, self.policy)) is not None:
+            taken.talk.fed += before.fed
+            self._take_up(taken)
+            before.close()
+        return True
 
     # Starting over.
 
@@ -437,6 +543,8 @@ class Chat:
     def _begin(self, system: str | None, *, notice: str | None) -> None:
         read = None if self._keeper is None else self._keeper.prefixes.open
         talk = Conversation.begin(self.engine, self.policy, system, read=read)
+        if self._keeper is not None:
+            talk.fed += self._keeper.prefixes.computed
         try:
             self._wanted.check(talk.frame)
         except BaseException:
@@ -474,6 +582,7 @@ class Chat:
         self._notice = notice
         self._ttft_s: float | None = None
         self._tokens_per_s: float | None = None
+        self._answer_tokens = 0
 
     def _check_open(self) -> None:
         if self._closed:

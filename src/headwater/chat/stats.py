@@ -19,10 +19,11 @@ NARROWEST = 8
 class Stats:
     """The state of a chat after its last step.
 
-    `pinned` counts the sinks too. Rates are those of the last answer: `tokens_per_s` without the time to its first
+    `pinned` counts the `sinks` too. Rates are those of the last answer: `tokens_per_s` without the time to its first
     token, which is `ttft_s`; None before the first. `notice` says what left the cache last, or that a conversation was
     started; `trouble` what of a session is not on the disk or what failed of memory, and why;
-    `recalled` what memory brought with the last message.
+    `recalled` what memory brought with the last message. `fed` counts the tokens that were computed here, which what a
+    snapshot brought was not; `answer_tokens` are those of the last answer.
     """
 
     seen: int
@@ -38,6 +39,9 @@ class Stats:
     notice: str | None
     trouble: str | None = None
     recalled: tuple[str, ...] = ()
+    fed: int = 0
+    sinks: int = 0
+    answer_tokens: int = 0
 
 
 def picture(width: int, *, sinks: int, pinned: int, window: int, room: int) -> str:

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -41,6 +42,16 @@ class Listed:
     updated: str
     snapshot_bytes: int
     open_in: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """The texts of a session, the user's and the answers in turn."""
+
+    uid: str
+    name: str
+    system: str | None
+    texts: tuple[str, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,11 +158,59 @@ class Store:
             for name, uid, settings, created, updated, turns, chapters in rows
         ]
 
-    def delete(self, name: str) -> None:
-        """Delete a session with its files, for good. Raises as `open` does."""
+    def said(self) -> Iterator[Said]:
+        """What was said in the latest chapter of every session, the one used last at the end."""
+        if not self.path.exists():
+            return
+        with closing(open_database(self.path)) as connection, faults(self.path):
+            rows = connection.execute(
+                "SELECT uid, name, system, text FROM sessions JOIN chapters ON chapters.session = sessions.id AND "
+                "chapters.number = sessions.chapter LEFT JOIN turns ON turns.session = sessions.id AND "
+                "turns.chapter = sessions.chapter ORDER BY sessions.updated, sessions.id, turns.number"
+            )
+            for (uid, name, system), turns in groupby(rows, key=lambda row: row[:3]):
+                texts = tuple(text for *_, text in turns if text is not None)
+                yield Said(uid=uid, name=name, system=system, texts=texts)
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[Opened]:
+        """A session to read from, whoever has it; nothing may be written. Raises UnknownName."""
+        with closing(open_database(self.path)) as connection:
+            with faults(self.path):
+                row = connection.execute("SELECT id, uid FROM sessions WHERE name = ?", (name,)).fetchone()
+            if row is None:
+                raise UnknownName("session", name, [listed.name for listed in self.list()[:5]])
+            yield Opened(
+                name=name,
+                uid=row[1],
+                journal=Journal(connection, self.path, row[0]),
+                snapshot=self.folder / f"{row[1]}.safetensors",
+                folder=self.folder,
+                lock=None,
+                connection=connection,
+            )
+
+    def rename(self, name: str, new: str) -> None:
+        """Call a session something else. Raises as `open` does, UsageError where there is one of the new name."""
+        check_name(new)
         opened = self.open(name, create=False)
         try:
             with writing(opened.connection, self.path):
+                if opened.connection.execute("SELECT 1 FROM sessions WHERE name = ?", (new,)).fetchone():
+                    raise UsageError(f"there is a session {new!r} already; take another name")
+                opened.connection.execute("UPDATE sessions SET name = ? WHERE uid = ?", (new, opened.uid))
+        finally:
+            opened.close()
+
+    def delete(self, name: str) -> None:
+        """Delete a session with its files and what memory has of it, for good. Raises as `open` does."""
+        opened = self.open(name, create=False)
+        try:
+            with writing(opened.connection, self.path):
+                opened.connection.execute(
+                    "DELETE FROM passages WHERE conversation > ? AND conversation < ?",
+                    (f"{opened.uid}/", f"{opened.uid}0"),  # 0 comes after /
+                )
                 opened.connection.execute("DELETE FROM sessions WHERE uid = ?", (opened.uid,))
             opened.snapshot.unlink(missing_ok=True)
         finally:
@@ -205,8 +264,10 @@ def check_name(name: str) -> None:
         raise UsageError(f"{name!r} is a name that some systems reserve; take another one")
 
 
-def opened_session(session: str | Path, *, create: bool = True) -> Opened:
+def opened_session(session: str | Path | Opened, *, create: bool = True) -> Opened:
     """The session that a caller means: a name is one of the user's own, a Path a file that holds one of its stem."""
+    if isinstance(session, Opened):
+        return session
     if isinstance(session, Path):
         if not create and not session.exists():
             raise UsageError(f"{session} is not there; a session is begun with Chat.open(..., session=PATH)")

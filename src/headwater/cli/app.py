@@ -13,20 +13,21 @@ from collections.abc import Sequence
 import click
 
 from headwater import __version__
-from headwater.cli import advise, chat, engines, measure, memory, models, policies, replay, sessions, trace
+from headwater.cli import advise, chat, engines, measure, memory, models, policies, replay, serve, sessions, trace
 from headwater.cli.options import Commands, Door, debug
 from headwater.errors import HeadwaterError, UsageError
 
 COMMANDS: tuple[click.Command, ...] = (
     advise.advise,
     chat.chat,
-    engines.engines,
+from headwater.cli import advise, chat, engines, measure, memory, models, policies, replay, serve, sessions, trace
     measure.compare,
     measure.stream,
     memory.memory,
     models.models,
     policies.policies,
     replay.replay,
+    serve.serve,
     sessions.sessions,
     trace.trace,
 )

@@ -42,17 +42,7 @@ class Continuation:
         self._ids = engine.encode(text)
         if not self._ids:
             raise UsageError("the text is empty; there is nothing to go on from")
-        window = policy.window()
-        frame = Frame(
-            policy=policy.name,
-            system=None,
-            template=NO_TEMPLATE,
-            budget=policy.budget,
-            sinks=0 if window is None else window.pins,
-            pins=0 if window is None else window.pins,
-            window=window,
-            limit_tokens=policy.budget if window is None else None,
-        )
+        frame = Frame.around(policy, NO_TEMPLATE)
         self._talk = Conversation(frame, frame.open(engine), Ledger())
         self._engine, self._sampler, self._stop = engine, Sampler(sampling), checked_stops(stop)
         self._max_tokens, self._watch, self._clock = max_tokens, watch, clock

@@ -43,15 +43,19 @@ class Frame:
         """Raises BudgetError when the system prompt leaves no room to talk."""
         require(policy, engine.supplies)
         template = Template.derive(engine, system)
-        sinks = _pins(policy.live())
-        _check_room(template, system, sinks, policy.budget)
+        _check_room(template, system, _pins(policy.live()), policy.budget)
+        return cls.around(policy, template, system)
+
+    @classmethod
+    def around(cls, policy: Policy[Any], template: Template, system: str | None = None) -> Frame:
+        """For a template that is known already."""
         holds = policy.live(len(template.head))
         return cls(
             policy=policy.name,
             system=system,
             template=template,
             budget=policy.budget,
-            sinks=sinks,
+            sinks=_pins(policy.live()),
             pins=_pins(holds),
             holds=holds,
             limit_tokens=policy.budget if holds is None else None,

@@ -19,6 +19,7 @@ class Wrapper:
         self.width = width
         self._column = 0
         self._gap = self._word = ""
+        self._after_wide = False
 
     def push(self, text: str) -> str:
         """What can be shown now."""
@@ -45,7 +46,8 @@ class Wrapper:
         if not self._word:
             return ""
         gap, word, self._gap, self._word = self._gap, self._word, "", ""
-        breakable = gap or cell_len(word[0]) > 1
+        breakable = gap or self._after_wide or cell_len(word[0]) > 1
+        self._after_wide = cell_len(word[-1]) > 1
         if self._column and breakable and self._column + cell_len(gap + word) > self.width:
             gap, self._column = "\n", 0
         self._column += cell_len(gap.lstrip("\n") + word)

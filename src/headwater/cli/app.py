@@ -20,7 +20,8 @@ from headwater.errors import HeadwaterError, UsageError
 COMMANDS: tuple[click.Command, ...] = (
     advise.advise,
     chat.chat,
-from headwater.cli import advise, chat, engines, measure, memory, models, policies, replay, serve, sessions, trace
+    engines.engines,
+    serve.keys,
     measure.compare,
     measure.stream,
     memory.memory,

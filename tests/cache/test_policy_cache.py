@@ -241,7 +241,7 @@ def test_beams_and_several_sequences() -> None:
         )
     assert out.shape == (1, 49)
     assert sampled.shape == (2, 39)
-    assert cache.kept_layers[0].rows == 3 * 2
+    assert cache.groups[0].rows == 3 * 2
     alone = PolicyCache(model, small("snapkv"))
     scores = feed(model, alone, best[None], 49)[0, 8:-1].log_softmax(-1)
     assert scores.gather(1, best[9:, None]).sum() < 0

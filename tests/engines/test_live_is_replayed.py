@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from headwater.cache import kept as kept_module
+from headwater.cache import holdings as holdings_module
 from headwater.cache.policy_cache import PolicyCache, attach
 from headwater.policies import policy
 from headwater.policies.incremental import step
@@ -33,16 +33,18 @@ def test_the_kept_set_of_every_head_is_the_replayed_one(
     layers, heads = model.config.num_hidden_layers, model.config.num_key_value_heads
     weights = np.zeros((layers * heads, LENGTH, LENGTH), dtype=np.float32)
     calls: list[int] = []
+    done = 0  # rows of this step that were shown already: layers that get the same of the budget come together
 
     def recorded(signal: Any, slots: Any, position: int, given: Any) -> Any:
-        layer = len(calls) % layers
+        nonlocal done
         calls.append(position)
+        rows = slice(done, done + len(slots.positions))
+        done = rows.stop % len(weights)
         if given is not None:
-            rows = slice(layer * heads, (layer + 1) * heads)
             np.put_along_axis(weights[rows, position], slots.positions, given[:, : slots.positions.shape[1]], axis=1)
         return step(signal, slots, position, given)
 
-    monkeypatch.setattr(kept_module, "step", recorded)
+    monkeypatch.setattr(holdings_module, "step", recorded)
     cache, live = PolicyCache(model, choice, reindex=reindex), []
     with torch.inference_mode(), attach(model):
         for token in tiny.tokens(LENGTH)[0].tolist():

@@ -1,12 +1,13 @@
-"""K and V of one layer under a policy: any kept set, each kv-head its own.
+"""K and V of layers under a policy: any kept set, each kv-head its own.
 
 Knows slots, and how the tokens of a step attend one after another with evictions in between, so that the result does
-not depend on how a text is cut into calls. Does not know transformers, other layers, or any rule: the policy is asked
-after every token that brings a layer over its budget. The new token's K and V go into the slot that the last victim
-left; attention does not care about the order of slots, because positions live in the keys' rotation.
+not depend on how a text is cut into calls. Does not know transformers or any rule. The new token's K and V go into the
+slot that the last victim left; attention does not care about the order of slots, because positions live in the keys'
+rotation.
 
-Rows are the kv-heads of every conversation of a batch. What a policy is shown is the attention of the query heads of a
-group together, over what the row holds.
+What a policy is shown is the attention of the query heads of a group together, over what the row holds. A step of one
+token asks it once for all layers of a group; of more tokens a layer has to see them all before the next one begins, so
+every layer asks for itself.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int64, Shaped
 from numpy.typing import NDArray
 from torch import Tensor
 
 from headwater.cache.attention import attended, attention_weights
 from headwater.cache.bank import Shape
+from headwater.cache.holdings import Holdings
 from headwater.cache.turning import Turning
 from headwater.errors import CacheStateError
-from headwater.policies import Policy, Slots
-from headwater.policies.incremental import drop, step
+from headwater.policies import Policy
 
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda weights: weights.mean(2),
@@ -36,139 +37,172 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class KeptLayer:
-    """One layer: `keys` is `[batch, kv_heads, slots, key_dim]`, `values` likewise.
+    """The slots of one layer: `keys` is `[batch, kv_heads, slots, key_dim]`, `values` likewise.
 
     `turning` is what closes the gaps between the positions of what is kept; None leaves every key at its distance.
     """
 
-    def __init__(self, shape: Shape, policy: Policy[Any], *, batch: int, reduce: str, turning: Turning | None) -> None:
-        self.shape, self.policy, self.rows = shape, policy, batch * shape.kv_heads
-        self.turning = turning if shape.rotation is not None else None
-        self._reduce = REDUCTIONS[reduce]
-        self.slot_count = policy.budget + 1
+    def __init__(self, shape: Shape, *, batch: int, slots: int, turning: Turning | None) -> None:
+        self.shape, self.turning = shape, turning
         with torch.inference_mode(False):
-            lead = (batch, shape.kv_heads, self.slot_count)
+            lead = (batch, shape.kv_heads, slots)
             self.keys = torch.zeros(*lead, shape.key_dim, dtype=shape.dtype, device=shape.device)
             self.values = torch.zeros(*lead, shape.value_dim, dtype=shape.dtype, device=shape.device)
-        empty = np.empty((self.rows, 0), dtype=np.int64)
-        self.slots: Slots[Any] = Slots(positions=empty, state=policy.signal.fresh(empty))
-        self.where = empty
-        """The slot of every position held, in the order of `slots.positions`."""
-        self.written = np.zeros((self.rows, self.slot_count), dtype=np.int64)
-        """At which position, as the model counts them, the key in each slot was written."""
-        self.seen = 0
-
-    @property
-    def held(self) -> int:
-        return self.where.shape[1]
 
     @property
     def nbytes(self) -> int:
         """Physical bytes of K and V."""
         return sum(each.untyped_storage().nbytes() for each in (self.keys, self.values))
 
-    def attend(
+    def take(
         self,
         query: Float[Tensor, "batch heads tokens dim"],
         keys: Shaped[Tensor, "batch kv_heads tokens dim"],
         values: Shaped[Tensor, "batch kv_heads tokens value_dim"],
-        first: int,
         *,
-        scaling: float | None,
-        softcap: float | None,
-        sinks: Float[Tensor, " heads"] | None,
-    ) -> Float[Tensor, "batch tokens heads value_dim"]:
-        """Take the tokens in, in order, and return what each attended to: what was held before it, and itself.
-        `first` is the position of the first of them, as the model counts."""
-        if keys.dtype != self.keys.dtype or keys.device != self.keys.device or keys.shape[0] != self.keys.shape[0]:
-            raise CacheStateError(
-                f"the cache holds {self.keys.shape[0]} rows of {self.keys.dtype} on {self.keys.device} and was given "
-                f"{keys.shape[0]} of {keys.dtype} on {keys.device}; reset() it, or make a new one after moving a model"
-            )
-        out, done, count = [], 0, query.shape[2]
-        while done < count:
-            taken = min(count - done, self.slot_count - self.held)
-            part = slice(done, done + taken)
-            self._write(keys[:, :, part], values[:, :, part], first + done)
-            weights = self._weights(query[:, :, part], first + done, scaling=scaling, softcap=softcap, sinks=sinks)
-            out.append(attended(weights, self.values[:, :, : weights.shape[-1]]))
-            self._observe(weights)
-            done += taken
-        return (out[0] if len(out) == 1 else torch.cat(out, dim=2)).transpose(1, 2).contiguous()
+        at: Int64[Tensor, " rows*tokens"],
+        held: int,
+        shifts: Int64[Tensor, "rows held"] | None,
+        **how: Any,
+    ) -> tuple[Float[Tensor, "batch heads tokens value_dim"], Float[Tensor, "batch heads tokens held"]]:
+        """Write tokens into their slots, `at` counted over all rows; return what they attended to, among the first
+        `held` slots, and with which weights."""
+        for side, new in ((self.keys, keys), (self.values, values)):
+            side.view(-1, side.shape[-1]).index_copy_(0, at, new.reshape(-1, side.shape[-1]))
+        known = self.keys[:, :, :held]
+        if self.turning is not None and shifts is not None:
+            known, query = self.turning.close(known, shifts), self.turning.arrange(query)
+        weights = attention_weights(query, known, **how)
+        return attended(weights, self.values[:, :, :held]), weights
 
-    def _write(self, keys: Tensor, values: Tensor, first: int) -> None:
-        """Put tokens into free slots: behind the others while there is room, else where the last victims were."""
-        count, held = keys.shape[2], self.held
-        if held < self.slot_count - 1 or self.seen == held:
-            new = np.broadcast_to(np.arange(held, held + count), (self.rows, count))
-            self.keys[:, :, held : held + count] = keys
-            self.values[:, :, held : held + count] = values
-        else:  # one free slot a row
-            new = (self.slot_count * (self.slot_count - 1) // 2 - self.where.sum(axis=1, keepdims=True)).astype(
-                np.int64
-            )
-            at = torch.from_numpy(new).to(keys.device).view(*keys.shape[:2], 1, 1)
-            self.keys.scatter_(2, at.expand_as(keys), keys)
-            self.values.scatter_(2, at.expand_as(values), values)
-        self.where = np.concatenate((self.where, new), axis=1)
-        np.put_along_axis(self.written, new, np.arange(first, first + count)[None], axis=1)
-
-    def _weights(self, query: Tensor, first: int, **how: Any) -> Float[Tensor, "batch heads tokens slots"]:
-        """The weights of the newest tokens over all slots in use."""
-        keys = self.keys[:, :, : self.held]
-        if self.turning is not None:
-            keys = self.turning.close(keys, self._shifts(first + query.shape[2] - 1))
-        return attention_weights(query, keys, **how)
-
-    def _shifts(self, last: int) -> NDArray[np.int64]:
-        """How far the key in each slot in use has to turn, so that all lie one after another up to `last`."""
-        wanted = np.empty((self.rows, self.held), dtype=np.int64)
-        np.put_along_axis(wanted, self.where, np.arange(last - self.held + 1, last + 1)[None], axis=1)
-        return wanted - self.written[:, : self.held]
-
-    def _observe(self, weights: Float[Tensor, "batch heads tokens slots"]) -> None:
-        """Show the policy what each of the newest tokens attended to, and let it evict."""
-        batch, _, count, slots = weights.shape
-        grouped = weights.view(batch, self.shape.kv_heads, -1, count, slots)
-        shown = self._reduce(grouped).float().cpu().numpy().reshape(self.rows, count, slots)
-        signal = self.policy.signal
-        for index in range(count):
-            before = self.slots.positions.shape[1]
-            if signal.needs and before:
-                given = np.take_along_axis(shown[:, index], self.where[:, :before], axis=1)
-            else:
-                given = None
-            self.slots = step(signal, self.slots, self.seen, given)
-            self.seen += 1
-        if self.held > self.policy.budget:
-            self._evict()
-
-    def _evict(self) -> None:
-        victims = self.policy.victims(self.slots, self.policy.budget)
-        gone = int(victims[0].sum())
-        self.slots = drop(self.policy.signal, self.slots, victims)
-        self.where = self.where[~victims].reshape(self.rows, -1)
-        if self.held > self.policy.budget:
-            raise CacheStateError(f"{self.policy.name} left {self.held} tokens in a budget of {self.policy.budget}")
-        if gone > 1:
-            self._pack()
-
-    def _pack(self) -> None:
-        """Lay what is held into the first slots, in order: after several left at once."""
+    def lay(self, order: NDArray[np.int64]) -> None:
+        """Lay what is held, `order` being its slots in each row, into the first slots."""
         for side in (self.keys, self.values):
-            at = torch.from_numpy(self.where).to(side.device).view(*side.shape[:2], -1, 1)
-            side[:, :, : self.held] = side.gather(2, at.expand(-1, -1, -1, side.shape[3]))
-        self.written[:, : self.held] = np.take_along_axis(self.written, self.where, axis=1)
-        self.where = np.broadcast_to(np.arange(self.held), self.where.shape).copy()
+            at = torch.from_numpy(order).to(side.device).view(*side.shape[:2], -1, 1)
+            side[:, :, : order.shape[1]] = side.gather(2, at.expand(-1, -1, -1, side.shape[3]))
 
     def select(self, rows: Tensor) -> None:
         """Make conversation `i` of the batch what conversation `rows[i]` was."""
-        heads = self.shape.kv_heads
-        wanted = (rows.cpu().numpy()[:, None] * heads + np.arange(heads)).reshape(-1)
         with torch.inference_mode(False):
             self.keys = self.keys.index_select(0, rows.to(self.keys.device))
             self.values = self.values.index_select(0, rows.to(self.values.device))
-        self.where, self.written, self.rows = self.where[wanted], self.written[wanted], len(wanted)
-        self.slots = Slots(
-            positions=self.slots.positions[wanted], state=self.policy.signal.select(self.slots.state, wanted)
-        )
+
+
+class KeptGroup:
+    """Layers under one policy with equally many kv-heads, `layers` by their number in the model. A step: `begin`,
+    `attend` for every layer, `commit`."""
+
+    def __init__(
+        self, policy: Policy[Any], shapes: dict[int, Shape], turnings: dict[int, Turning], *, batch: int, reduce: str
+    ) -> None:
+        self.policy, self._batch, self._reduce = policy, batch, REDUCTIONS[reduce]
+        self.layers = {
+            index: KeptLayer(shape, batch=batch, slots=policy.budget + 1, turning=turnings.get(index))
+            for index, shape in shapes.items()
+        }
+        self._heads = next(iter(shapes.values())).kv_heads
+        self._turnings = set(turnings.values())
+        self.holdings = Holdings(policy, len(shapes) * self.rows)
+        self._parts: dict[int, Holdings] = {}
+        self._shown: dict[int, Tensor] = {}
+
+    @property
+    def rows(self) -> int:
+        """Rows of a layer: its kv-heads in every conversation."""
+        return self._batch * self._heads
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers.values())
+
+    def by_layer(self) -> dict[int, NDArray[np.int64]]:
+        """Positions held by each layer, `[rows, held]`."""
+        return dict(zip(self.layers, np.split(self.holdings.slots.positions, len(self.layers)), strict=True))
+
+    def begin(self, first: int, count: int) -> None:
+        """Open a step of `count` tokens a row, the first of them at this position, as the model counts."""
+        self._first, self._count = first, count
+        self._parts, self._shown = {}, {}
+        if count > 1:
+            self._parts = dict(zip(self.layers, self.holdings.split(len(self.layers)), strict=True))
+            return
+        device = next(iter(self.layers.values())).keys.device
+        at, shifts = self._place(self.holdings, first, 1)
+        over = [None] * len(self.layers) if shifts is None else shifts.to(device).chunk(len(self.layers))
+        self._at = dict(zip(self.layers, at.to(device).chunk(len(self.layers)), strict=True))
+        self._shifts = dict(zip(self.layers, over, strict=True))
+
+    def attend(
+        self,
+        index: int,
+        query: Float[Tensor, "batch heads tokens dim"],
+        keys: Shaped[Tensor, "batch kv_heads tokens dim"],
+        values: Shaped[Tensor, "batch kv_heads tokens value_dim"],
+        **how: Any,
+    ) -> Float[Tensor, "batch tokens heads value_dim"]:
+        """Take a layer's tokens in, in order, and return what each attended to: what was held before it, and
+        itself."""
+        layer = self.layers[index]
+        held = layer.keys
+        if keys.dtype != held.dtype or keys.device != held.device or keys.shape[0] != held.shape[0]:
+            raise CacheStateError(
+                f"the cache holds {held.shape[0]} rows of {held.dtype} on {held.device} and was given "
+                f"{keys.shape[0]} of {keys.dtype} on {keys.device}; reset() it, or make a new one after moving a model"
+            )
+        if self._count == 1:
+            where = {"at": self._at[index], "held": self.holdings.held, "shifts": self._shifts[index]}
+            output, weights = layer.take(query, keys, values, **where, **how)
+            self._shown[index] = self._show(weights)
+            return output.transpose(1, 2).contiguous()
+        part, out, done = self._parts[index], [], 0
+        while done < self._count:
+            taken = min(self._count - done, part.slot_count - part.held)
+            now = slice(done, done + taken)
+            at, shifts = self._place(part, self._first + done, taken)
+            where = {"at": at.to(held.device), "held": part.held, "shifts": _to(shifts, held.device)}
+            output, weights = layer.take(query[:, :, now], keys[:, :, now], values[:, :, now], **where, **how)
+            out.append(output)
+            if (order := part.observe(self._show(weights).cpu().numpy())) is not None:
+                layer.lay(order)
+            done += taken
+        return torch.cat(out, dim=2).transpose(1, 2).contiguous()
+
+    def commit(self) -> None:
+        """End the step: what it showed is remembered, what is over the budget goes."""
+        if self._count > 1:
+            self.holdings = Holdings.join(list(self._parts.values()))
+            self._parts = {}
+            return
+        shown = torch.cat([self._shown[index] for index in self.layers]).cpu().numpy()
+        self._shown = {}
+        if (order := self.holdings.observe(shown)) is not None:
+            for layer, mine in zip(self.layers.values(), np.split(order, len(self.layers)), strict=True):
+                layer.lay(mine)
+
+    def _place(self, holdings: Holdings, first: int, count: int) -> tuple[Tensor, Tensor | None]:
+        """Where tokens go, counted over the rows of a layer, and how far every key in use has to turn for them."""
+        at = holdings.place(first, count) + np.arange(holdings.rows)[:, None] % self.rows * holdings.slot_count
+        if not self._turnings:
+            return torch.from_numpy(at.reshape(-1)), None
+        shifts = holdings.shifts(first + count - 1)
+        for turning in self._turnings:
+            turning.reach(int(max(shifts.max(), -shifts.min())))
+        return torch.from_numpy(at.reshape(-1)), torch.from_numpy(shifts)
+
+    def _show(self, weights: Float[Tensor, "batch heads tokens slots"]) -> Float[Tensor, "rows tokens slots"]:
+        """What the policy is shown of a layer's weights."""
+        grouped = weights.view(weights.shape[0], self._heads, -1, *weights.shape[2:])
+        return self._reduce(grouped).float().reshape(self.rows, *weights.shape[2:])
+
+    def select(self, rows: Tensor) -> None:
+        """Make conversation `i` of the batch what conversation `rows[i]` was."""
+        for layer in self.layers.values():
+            layer.select(rows)
+        each = np.arange(len(self.layers))[:, None, None] * self.rows
+        wanted = each + rows.cpu().numpy()[None, :, None] * self._heads + np.arange(self._heads)
+        self._batch = len(rows)
+        self.holdings = self.holdings.select(wanted.reshape(-1))
+
+
+def _to(tensor: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if tensor is None else tensor.to(device)

@@ -40,7 +40,7 @@ from headwater.cache.hosted import (
     stock_cache,
     stock_state,
 )
-from headwater.cache.kept import REDUCTIONS, KeptLayer
+from headwater.cache.kept import REDUCTIONS, KeptGroup
 from headwater.cache.saved import State, kept_state, load_kept
 from headwater.cache.turning import Turning
 from headwater.errors import BudgetError, CacheStateError, UnsupportedCall, UnsupportedModel, UsageError
@@ -102,16 +102,16 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """Attention over what a layer of the cache under way keeps; as sdpa has it, everywhere else."""
     cache = _attending.get()
-    layer = None if cache is None else cache.kept_layers.get(module.layer_idx)
-    if cache is None or layer is None:
+    group = None if cache is None else cache.group_of.get(module.layer_idx)
+    if cache is None or group is None:
         if softcap is not None or s_aux is not None:  # which sdpa leaves out
             weights = attention_weights(query, key, scaling=scaling, softcap=softcap, sinks=s_aux, mask=attention_mask)
             return attended(weights, value).transpose(1, 2).contiguous(), None
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
         return output, None
     cache.reached.add(module.layer_idx)
-    output = layer.attend(query, key, value, cache.first, scaling=scaling, softcap=softcap, sinks=s_aux)
-    return output, None
+    how = {"scaling": scaling, "softcap": softcap, "sinks": s_aux}
+    return group.attend(module.layer_idx, query, key, value, **how), None
 
 
 class KeptOf(OurLayer):
@@ -174,10 +174,9 @@ class PolicyCache(HostedCache):
         self._check_budget(model)
         for index in own:
             layers[index] = KeptOf(self)
-        self.kept_layers: dict[int, KeptLayer] = {}
+        self.groups: list[KeptGroup] = []
+        self.group_of: dict[int, KeptGroup] = {}
         self.reached: set[int] = set()
-        self.first = 0
-        """The position, as the model counts, of the first token of the forward pass under way."""
         self._seen = 0
         self._count = 0
         super().__init__(model, layers)
@@ -191,7 +190,7 @@ class PolicyCache(HostedCache):
     @property
     def held(self) -> int:
         """Tokens held now, in the layer that holds most."""
-        return max((layer.held for layer in self.kept_layers.values()), default=0)
+        return max((group.holdings.held for group in self.groups), default=0)
 
     @property
     def kept(self) -> NDArray[np.int64]:
@@ -200,12 +199,13 @@ class PolicyCache(HostedCache):
 
     def kept_by_layer(self) -> dict[int, NDArray[np.int64]]:
         """Positions held by each layer, `[batch * kv_heads, held]`, ascending in every row."""
-        return {index: layer.slots.positions for index, layer in self.kept_layers.items()}
+        found = {index: each for group in self.groups for index, each in group.by_layer().items()}
+        return dict(sorted(found.items()))
 
     @property
     def nbytes(self) -> int:
         """Physical bytes of K and V of all layers, the model's own sliding layers included."""
-        return sum(layer.nbytes for layer in self.kept_layers.values()) + self._stock_bytes
+        return sum(group.nbytes for group in self.groups) + self._stock_bytes
 
     def oldest(self, pins: int) -> int:
         """The oldest position that any head holds beside the first `pins`; `seen` where none is."""
@@ -219,19 +219,19 @@ class PolicyCache(HostedCache):
     def state(self, copies: Copies) -> State:
         """All that the next step would use, copied. Raises UnsupportedCall for a model with layers of another kind."""
         self._refuse_half()
-        return kept_state(self.seen, self.kept_layers, copies) | stock_state(self, copies)
+        return kept_state(self.seen, self.groups, copies) | stock_state(self, copies)
 
     def load(self, state: State) -> None:
         """Make this fresh cache what another one was. Raises SnapshotError when that does not fit."""
         self._seen = int(state.numbers["seen"])
         if self._seen:
-            self.kept_layers = self._made(int(state.numbers["batch"]))
-            load_kept(self.kept_layers, state)
+            self._make(int(state.numbers["batch"]))
+            load_kept(self.groups, state)
         load_stock(self, state)
 
     def reset(self) -> None:
         """Forget the conversation and give the memory back."""
-        self.kept_layers, self.reached = {}, set()
+        self.groups, self.group_of, self.reached = [], {}, set()
         self._seen = self._count = 0
         for _, layer in self._stock:
             layer.reset()
@@ -247,14 +247,14 @@ class PolicyCache(HostedCache):
             )
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        for layer in self.kept_layers.values():
-            layer.select(indices)
+        for group in self.groups:
+            group.select(indices)
         for _, layer in self._stock:
             layer.reorder_cache(cast(torch.LongTensor, indices))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.kept_layers:
-            batch = next(iter(self.kept_layers.values())).keys.shape[0]
+        if self.groups:
+            batch = next(iter(self.groups[0].layers.values())).keys.shape[0]
             self.batch_select_indices(torch.arange(batch).repeat_interleave(repeats))
 
     # A forward pass.
@@ -270,14 +270,16 @@ class PolicyCache(HostedCache):
         call = read_call(args, kwargs, seen=self.seen)
         if torch.is_grad_enabled() and any(p.requires_grad for p in base.parameters()):
             raise UnsupportedCall("a WindowCache is for inference; call the model under torch.inference_mode()")
-        self.first = self._next(call.count)
-        if not self.kept_layers:
-            self.kept_layers = self._made(call.batch)
+        first = self._next(call.count)
+        if not self.groups:
+            self._make(call.batch)
         kwargs = dict(kwargs)
-        if self.first != self.seen or call.positions is None:
-            positions = torch.arange(self.first, self.first + call.count, device=call.device)[None]
+        if first != self.seen or call.positions is None:
+            positions = torch.arange(first, first + call.count, device=call.device)[None]
             kwargs["position_ids"] = positions
         self._count, self.reached = call.count, set()
+        for group in self.groups:
+            group.begin(first, call.count)
         _attending.set(self)
         return args, kwargs
 
@@ -286,26 +288,29 @@ class PolicyCache(HostedCache):
             raise CacheStateError("an earlier forward pass failed half way, so nobody knows what is held; reset() it")
 
     def _commit(self) -> None:
-        missing = sorted(set(self.kept_layers) - self.reached)
+        missing = sorted(set(self.group_of) - self.reached)
         if missing:
             raise UnsupportedModel(f"layers {missing} compute attention by themselves, so no policy can see it")
+        for group in self.groups:
+            group.commit()
         self._seen += self._count
         self._count = 0
 
     def _end(self) -> None:
         _attending.set(None)
 
-    def _made(self, batch: int) -> dict[int, KeptLayer]:
+    def _make(self, batch: int) -> None:
+        """Take the memory for a batch of so many rows. Layers that get the same of the budget make a group."""
         turnings: dict[Any, Turning] = {}
-        out: dict[int, KeptLayer] = {}
+        alike: dict[Any, dict[int, Shape]] = {}
         for index, shape in self._shapes.items():
-            turning = None
-            if self.reindex == "compact" and shape.rotation is not None:
-                if shape.rotation not in turnings:
-                    turnings[shape.rotation] = Turning(shape.rotation, shape.device, self._frame)
-                turning = turnings[shape.rotation]
-            out[index] = KeptLayer(shape, self._policies[index], batch=batch, reduce=self.reduce, turning=turning)
-        return out
+            alike.setdefault((self._policies[index], shape.kv_heads), {})[index] = shape
+            if self.reindex == "compact" and shape.rotation is not None and shape.rotation not in turnings:
+                turnings[shape.rotation] = Turning(shape.rotation, shape.device, self._frame)
+        for (policy, _), shapes in alike.items():
+            mine = {i: turnings[shape.rotation] for i, shape in shapes.items() if shape.rotation in turnings}
+            self.groups.append(KeptGroup(policy, shapes, mine, batch=batch, reduce=self.reduce))
+        self.group_of = {index: group for group in self.groups for index in group.layers}
 
     # Positions.
 

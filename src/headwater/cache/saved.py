@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headwater.cache.bank import Bank
 from headwater.cache.host import Copies
-from headwater.cache.kept import KeptLayer
+from headwater.cache.kept import KeptGroup
 from headwater.cache.ledger import Ledger
 from headwater.cache.ring import Ring
 from headwater.errors import SnapshotError
@@ -84,43 +84,52 @@ def _parts(bank: Bank, ledger: Ledger) -> dict[str, Tensor]:
     }
 
 
-def kept_state(seen: int, layers: Mapping[int, KeptLayer], copies: Copies) -> State:
+def kept_state(seen: int, groups: Sequence[KeptGroup], copies: Copies) -> State:
     """Layers under a policy: the slots in use, as they lie, so that sums go on in the same order; and what the policy
     remembers of them."""
     numbers: dict[str, Any] = {"seen": seen}
     tensors: dict[str, Tensor] = {}
-    for index, layer in layers.items():
-        numbers["batch"] = layer.keys.shape[0]
-        used = int(layer.where.max(initial=-1)) + 1
-        name = f"kept.{index}"
-        for side, tensor in (("keys", layer.keys), ("values", layer.values)):
-            tensors[f"{name}.{side}"] = copies.copied(tensor[:, :, :used])
-        arrays = {"positions": layer.slots.positions, "where": layer.where, "written": layer.written[:, :used]}
-        remembered = layer.policy.signal.arrays(layer.slots.state)
+    for number, group in enumerate(groups):
+        holdings = group.holdings
+        used = int(holdings.where.max(initial=-1)) + 1
+        for index, layer in group.layers.items():
+            numbers["batch"] = layer.keys.shape[0]
+            for side, tensor in (("keys", layer.keys), ("values", layer.values)):
+                tensors[f"kept.{index}.{side}"] = copies.copied(tensor[:, :, :used])
+        arrays = {
+            "positions": holdings.slots.positions,
+            "where": holdings.where,
+            "written": holdings.written[:, :used],
+        }
+        remembered = group.policy.signal.arrays(holdings.slots.state)
         arrays |= {f"state.{part}": array for part, array in remembered.items()}
-        tensors |= {f"{name}.{part}": torch.from_numpy(array.copy()) for part, array in arrays.items()}
+        tensors |= {f"group.{number}.{part}": torch.from_numpy(array.copy()) for part, array in arrays.items()}
     return State(numbers=numbers, tensors=tensors)
 
 
-def load_kept(layers: Mapping[int, KeptLayer], state: State) -> None:
+def load_kept(groups: Sequence[KeptGroup], state: State) -> None:
     """Make fresh layers what they were. Raises SnapshotError for a state that does not fit them."""
-    for index, layer in layers.items():
-        mine = {name.removeprefix(f"kept.{index}."): each for name, each in state.tensors.items()}
-        positions = mine["positions"].cpu().numpy().copy()
-        if positions.shape[0] != layer.rows or positions.shape[1] > layer.policy.budget:
-            raise SnapshotError(f"the snapshot holds {list(positions.shape)} tokens in layer {index}, which do not fit")
-        used = mine["keys"].shape[2]
-        _fill(layer.keys[:, :, :used], mine["keys"])
-        _fill(layer.values[:, :, :used], mine["values"])
-        remembered = {
-            name.removeprefix("state."): each.cpu().numpy().copy()
-            for name, each in mine.items()
-            if name.startswith("state.")
+    for number, group in enumerate(groups):
+        mine = {
+            name.removeprefix(f"group.{number}."): each.cpu().numpy().copy()
+            for name, each in state.tensors.items()
+            if name.startswith(f"group.{number}.")
         }
-        layer.slots = Slots(positions=positions, state=layer.policy.signal.from_arrays(remembered))
-        layer.where = mine["where"].cpu().numpy().copy()
-        layer.written[:, :used] = mine["written"].cpu().numpy()
-        layer.seen = int(state.numbers["seen"])
+        holdings, positions = group.holdings, mine["positions"]
+        if positions.shape[0] != holdings.rows or positions.shape[1] > group.policy.budget:
+            raise SnapshotError(
+                f"the snapshot holds {list(positions.shape)} tokens in layers {', '.join(map(str, group.layers))}, "
+                "which do not fit"
+            )
+        for index, layer in group.layers.items():
+            for side, target in (("keys", layer.keys), ("values", layer.values)):
+                source = state.tensors[f"kept.{index}.{side}"]
+                _fill(target[:, :, : source.shape[2]], source)
+        remembered = {name.removeprefix("state."): each for name, each in mine.items() if name.startswith("state.")}
+        holdings.slots = Slots(positions=positions, state=group.policy.signal.from_arrays(remembered))
+        holdings.where = mine["where"]
+        holdings.written[:, : mine["written"].shape[1]] = mine["written"]
+        holdings.seen = int(state.numbers["seen"])
 
 
 def layers_state(layers: Sequence[tuple[int, Any]], copies: Copies) -> State:

@@ -8,7 +8,7 @@ is passed in and returned, one entry per slot held, oldest slot first.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, TypeVar
 
@@ -65,6 +65,10 @@ class Signal(ABC, Generic[State]):
         """The state of these rows, in this order; a row may be taken more than once."""
 
     @abstractmethod
+    def join(self, states: Sequence[State]) -> State:
+        """The state of all rows of these, one after another; they have seen equally many steps."""
+
+    @abstractmethod
     def arrays(self, state: State) -> dict[str, np.ndarray]:
         """The state as arrays by name, for keeping."""
 
@@ -96,6 +100,9 @@ class NoSignal(Signal[None]):
         return None
 
     def select(self, state: None, rows: Int64[np.ndarray, " selected"]) -> None:
+        return None
+
+    def join(self, states: Sequence[None]) -> None:
         return None
 
     def arrays(self, state: None) -> dict[str, np.ndarray]:
@@ -133,6 +140,9 @@ class OneNumber(Signal[np.ndarray]):
         self, state: Shaped[np.ndarray, "rows slots"], rows: Int64[np.ndarray, " selected"]
     ) -> Shaped[np.ndarray, "selected slots"]:
         return state[rows]
+
+    def join(self, states: Sequence[Shaped[np.ndarray, "rows slots"]]) -> Shaped[np.ndarray, "all_rows slots"]:
+        return states[0].__array_namespace__().concat(list(states), axis=0)
 
     def arrays(self, state: Shaped[np.ndarray, "rows slots"]) -> dict[str, np.ndarray]:
         return {"each": state}
@@ -222,6 +232,10 @@ class History(Signal[Rings]):
 
     def select(self, state: Rings, rows: Int64[np.ndarray, " selected"]) -> Rings:
         return replace(state, weights=state.weights[rows])
+
+    def join(self, states: Sequence[Rings]) -> Rings:
+        xp = states[0].weights.__array_namespace__()
+        return replace(states[0], weights=xp.concat([state.weights for state in states], axis=0))
 
     def arrays(self, state: Rings) -> dict[str, np.ndarray]:
         return {"weights": state.weights, "index": np.array([state.index], dtype=np.int64)}

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from headwater.cache import holdings
 from headwater.cache.adapter import WindowCache
-from headwater.cache.host import Copies
+from headwater.cache.host import Copies, HostMemory
 from headwater.cache.hosted import examine, stock_cache
 from headwater.cache.policy_cache import PolicyCache, attach
 from headwater.errors import BudgetError, CacheStateError, UnknownName, UnsupportedCall, UsageError
@@ -269,15 +270,69 @@ def test_a_forward_pass_that_failed_half_way_is_named() -> None:
     assert torch.equal(feed(model, cache, tokens, 40), feed(model, fresh, tokens, 40))
 
 
-def test_taking_tokens_back_is_refused_with_the_reason() -> None:
+@pytest.mark.parametrize("name", LOOKING)
+def test_tokens_taken_back_were_never_there(name: str) -> None:
+    """Before anything left, in one call or several, more than once; and what follows crosses evictions."""
+    model, tokens, other = tiny.build("llama"), tiny.tokens(70), tiny.tokens(5, seed=2)
+    choice = small(name, budget=60 if name == "pyramidkv" else 40)  # whose last layers get less
+    for size in (1, 15):
+        cache, plain = PolicyCache(model, choice), PolicyCache(model, choice)
+        feed(model, plain, tokens[:, :15], size)
+        feed(model, cache, tokens[:, :15], size)
+        feed(model, cache, other[:, :5], size)
+        cache.rollback(3)
+        cache.rollback(2)
+        assert cache.seen == 15
+        torch.testing.assert_close(
+            feed(model, cache, tokens[:, 15:], 20), feed(model, plain, tokens[:, 15:], 20), atol=1e-5, rtol=1e-5
+        )
+        for layer, positions in cache.kept_by_layer().items():
+            assert positions.tolist() == plain.kept_by_layer()[layer].tolist()
+
+
+def test_tokens_that_made_others_leave_cannot_be_taken_back() -> None:
     model = tiny.build("llama")
-    cache = PolicyCache(model, small("h2o"))
-    feed(model, cache, tiny.tokens(5), 5)
-    cache.rollback(0)
-    with pytest.raises(CacheStateError, match="h2o has learned from their attention"):
+    cache = PolicyCache(model, small("h2o", budget=200))
+    feed(model, cache, tiny.tokens(200), 200)
+    cache.rollback(holdings.ROLLBACK)
+    feed(model, cache, tiny.tokens(holdings.ROLLBACK), 30)
+    assert cache.seen == 200
+    with pytest.raises(CacheStateError, match=r"h2o has learned from their attention.*at most 64 are sure"):
+        cache.rollback(100)
+    feed(model, cache, tiny.tokens(1), 1)
+    with pytest.raises(CacheStateError, match=r"the newest 0 alone.*none for which another has left"):
         cache.rollback(1)
-    with pytest.raises(UsageError, match="5 were fed"):
-        cache.rollback(6)
+    cache.rollback(0)
+    assert cache.seen == 201
+    assert set(cache.kept) <= set(range(201))
+    with pytest.raises(UsageError, match="201 were fed"):
+        cache.rollback(202)
+
+
+def test_a_saved_cache_takes_back_what_came_after(tmp_path: Any) -> None:
+    model, choice = tiny.build("llama"), small("snapkv", budget=30)
+    cache, again = PolicyCache(model, choice), PolicyCache(model, choice)
+    feed(model, cache, tiny.tokens(20), 20)
+    again.load(cache.state(HostMemory().copies()))
+    expected = feed(model, cache, tiny.tokens(20, seed=2), 3)
+    feed(model, again, tiny.tokens(7, seed=1), 7)
+    with pytest.raises(CacheStateError, match="the newest 7 alone"):
+        again.rollback(8)
+    again.rollback(7)
+    torch.testing.assert_close(feed(model, again, tiny.tokens(20, seed=2), 3), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_layer_that_has_slid_cannot_go_back() -> None:
+    model = tiny.build("gemma3")
+    cache = PolicyCache(model, small("h2o", budget=60))
+    feed(model, cache, tiny.tokens(40), 40)
+    with pytest.raises(UnsupportedCall, match="once it has slid"):
+        cache.rollback(1)
+    assert cache.seen == 40
+
+
+def test_prompt_lookup_is_refused_before_it_begins() -> None:
+    model = tiny.build("llama")
     with attach(model), pytest.raises(UnsupportedCall, match="prompt-lookup"):
         model.generate(
             tiny.tokens(9), cache=PolicyCache(model, small("h2o")), prompt_lookup_num_tokens=3, max_new_tokens=5

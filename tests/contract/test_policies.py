@@ -87,11 +87,24 @@ def test_nothing_can_be_taken_out_from_outside(engine: Engine, choice: Policy[An
     stream.feed(IDS[:50])
     with pytest.raises(UsageError, match=f"{choice.name} picks what leaves"):
         stream.evict(1)
-    with pytest.raises(CacheStateError, match=f"{choice.name} has learned"):
-        stream.rollback(1)
     stream.close()
     with pytest.raises(CacheStateError, match="closed"):
         stream.feed([1])
+
+
+def test_what_is_taken_back_was_never_there(engine: Engine, choice: Policy[Any]):
+    stream, plain = engine.open(choice), engine.open(choice)
+    stream.feed(IDS[:5])
+    plain.feed(IDS[:5])
+    stream.feed(IDS[20:24])
+    stream.rollback(4)
+    assert stream.seen == 5
+    with pytest.raises(UsageError, match="nothing predicts the first"):
+        stream.score(IDS[5:6])
+    np.testing.assert_allclose(stream.feed(IDS[5:50]), plain.feed(IDS[5:50]), atol=1e-4)
+    assert stream.kept.tolist() == plain.kept.tolist()
+    with pytest.raises(CacheStateError, match=f"{choice.name} has learned"):
+        stream.rollback(1)
 
 
 def talk(chat: Chat, count: int, first: int = 0) -> list[str]:

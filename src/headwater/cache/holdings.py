@@ -8,6 +8,7 @@ a few operations on all of them, whatever layers they belong to.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,19 @@ from numpy.typing import NDArray
 from headwater.errors import CacheStateError
 from headwater.policies import Policy, Slots
 from headwater.policies.incremental import drop, step
+from headwater.policies.signals import Signal
+
+ROLLBACK = 64
+"""So many of the newest tokens can be taken back, as long as nothing has left since they came."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """What a policy looked at after `seen` tokens, and every row of weights it has been shown since."""
+
+    seen: int
+    slots: Slots[Any]
+    since: tuple[NDArray[np.float32] | None, ...] = ()
 
 
 class Holdings:
@@ -30,6 +44,7 @@ class Holdings:
         self.where = empty
         self.written = np.zeros((rows, self.slot_count), dtype=np.int64)
         self.seen = 0
+        self._marks = [Mark(seen=0, slots=self.slots)]
 
     @property
     def rows(self) -> int:
@@ -73,7 +88,37 @@ class Holdings:
                 given = None
             self.slots = step(signal, self.slots, self.seen, given)
             self.seen += 1
+            self._remember(given)
         return self._evict() if self.held > self.policy.budget else None
+
+    def _remember(self, given: NDArray[np.float32] | None) -> None:
+        """Two marks at the most, `ROLLBACK` tokens apart: from one of them the way back is never longer than that."""
+        self._marks = [replace(mark, since=(*mark.since, given)) for mark in self._marks]
+        if len(self._marks[-1].since) >= ROLLBACK:
+            self._marks = [self._marks[-1], Mark(seen=self.seen, slots=self.slots)]
+
+    def check_rollback(self, count: int) -> None:
+        """Raises CacheStateError when the newest `count` tokens cannot be taken back."""
+        if count > (back := self.seen - self._marks[0].seen):
+            raise CacheStateError(
+                f"cannot roll back {count} tokens: {self.policy.name} has learned from their attention, and remembers "
+                f"what was before them for the newest {back} alone; at most {ROLLBACK} are sure, and none for which "
+                f"another has left"
+            )
+
+    def rollback(self, count: int) -> None:
+        """Take back the newest `count` tokens, exactly: the policy is shown again what came before them."""
+        self.check_rollback(count)
+        if not count:
+            return
+        target = self.seen - count
+        mark = next(mark for mark in reversed(self._marks) if mark.seen <= target)
+        shown = mark.since[: target - mark.seen]
+        slots, signal = mark.slots, self.policy.signal
+        for position, given in enumerate(shown, mark.seen):
+            slots = step(signal, slots, position, given)
+        self._marks = [replace(self._marks[0], since=self._marks[0].since[:-count])]
+        self.slots, self.where, self.seen = slots, self.where[:, : self.held - count], target
 
     def _evict(self) -> NDArray[np.int64] | None:
         victims = self.policy.victims(self.slots, self.policy.budget)
@@ -82,6 +127,7 @@ class Holdings:
         self.where = self.where[~victims].reshape(self.rows, -1)
         if self.held > self.policy.budget:
             raise CacheStateError(f"{self.policy.name} left {self.held} tokens in a budget of {self.policy.budget}")
+        self._marks = [Mark(seen=self.seen, slots=self.slots)]
         if gone <= 1:
             return None
         lay = self.where
@@ -89,13 +135,26 @@ class Holdings:
         self.where = np.broadcast_to(np.arange(self.held), lay.shape)
         return lay
 
+    def restore(self, slots: Slots[Any], where: NDArray[np.int64], written: NDArray[np.int64], seen: int) -> None:
+        """Be what was saved."""
+        self.slots, self.where, self.seen = slots, where, seen
+        self.written[:, : written.shape[1]] = written
+        self._marks = [Mark(seen=seen, slots=slots)]
+
     def select(self, rows: NDArray[np.int64]) -> Holdings:
         """These rows, in this order, on their own."""
         out = Holdings(self.policy, 0)
-        state = self.policy.signal.select(self.slots.state, rows)
-        out.slots = Slots(positions=self.slots.positions[rows], state=state)
+        out.slots = self._select(self.slots, rows)
         out.where, out.written, out.seen = self.where[rows], self.written[rows], self.seen
+        out._marks = [self._select_mark(mark, rows) for mark in self._marks]
         return out
+
+    def _select(self, slots: Slots[Any], rows: NDArray[np.int64]) -> Slots[Any]:
+        return Slots(positions=slots.positions[rows], state=self.policy.signal.select(slots.state, rows))
+
+    def _select_mark(self, mark: Mark, rows: NDArray[np.int64]) -> Mark:
+        since = tuple(None if given is None else given[rows] for given in mark.since)
+        return replace(mark, slots=self._select(mark.slots, rows), since=since)
 
     def split(self, parts: int) -> list[Holdings]:
         """So many equal shares of the rows, each on its own."""
@@ -105,10 +164,28 @@ class Holdings:
     def join(cls, parts: Sequence[Holdings]) -> Holdings:
         """What `split` took apart, after each part went the same way."""
         first = parts[0]
-        out = cls(first.policy, 0)
-        state = first.policy.signal.join([part.slots.state for part in parts])
-        out.slots = Slots(positions=np.concatenate([part.slots.positions for part in parts]), state=state)
+        out, signal = cls(first.policy, 0), first.policy.signal
+        out.slots = _join(signal, [part.slots for part in parts])
         out.where = np.concatenate([part.where for part in parts])
         out.written = np.concatenate([part.written for part in parts])
         out.seen = first.seen
+        out._marks = [
+            Mark(
+                seen=marks[0].seen,
+                slots=_join(signal, [mark.slots for mark in marks]),
+                since=tuple(_concat(given) for given in zip(*(mark.since for mark in marks), strict=True)),
+            )
+            for marks in zip(*(part._marks for part in parts), strict=True)
+        ]
         return out
+
+
+def _join(signal: Signal[Any], parts: Sequence[Slots[Any]]) -> Slots[Any]:
+    positions = np.concatenate([part.positions for part in parts])
+    return Slots(positions=positions, state=signal.join([part.state for part in parts]))
+
+
+def _concat(given: Sequence[NDArray[np.float32] | None]) -> NDArray[np.float32] | None:
+    """None where no row was shown anything: of a first token, nothing is."""
+    there = [each for each in given if each is not None]
+    return np.concatenate(there) if there else None

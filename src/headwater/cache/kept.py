@@ -179,6 +179,14 @@ class KeptGroup:
             for layer, mine in zip(self.layers.values(), np.split(order, len(self.layers)), strict=True):
                 layer.lay(mine)
 
+    def check_rollback(self, count: int) -> None:
+        """Raises CacheStateError when the newest `count` tokens cannot be taken back."""
+        self.holdings.check_rollback(count)
+
+    def rollback(self, count: int) -> None:
+        """Take back the newest `count` tokens, exactly."""
+        self.holdings.rollback(count)
+
     def _place(self, holdings: Holdings, first: int, count: int) -> tuple[Tensor, Tensor | None]:
         """Where tokens go, counted over the rows of a layer, and how far every key in use has to turn for them."""
         at = holdings.place(first, count) + np.arange(holdings.rows)[:, None] % self.rows * holdings.slot_count

@@ -34,6 +34,7 @@ from headwater.cache.hosted import (
     Examined,
     HostedCache,
     OurLayer,
+    croppable,
     examine,
     full_layers,
     load_stock,
@@ -237,14 +238,26 @@ class PolicyCache(HostedCache):
             layer.reset()
 
     def rollback(self, count: int) -> None:
-        """Refused, but for 0: what the policy has learned of the tokens' attention cannot be taken back."""
+        """Take back the newest `count` tokens, exactly.
+
+        Raises CacheStateError where that is not possible: when another token left for them, or when they are more than
+        the policy remembers the way back for (`holdings.ROLLBACK`). UnsupportedCall when a layer of the model's own
+        cannot.
+        """
+        self._refuse_half()
         if count < 0 or count > self.seen:
             raise UsageError(f"cannot roll back {count} tokens: {self.seen} were fed")
-        if count:
-            raise CacheStateError(
-                f"cannot roll back {count} tokens: {self.policy.name} has learned from their attention; use "
-                "streaming-llm, or reset() the cache"
-            )
+        own = [layer for _, layer in self._stock]
+        stuck = [layer for layer in own if not croppable(layer)]
+        if count and stuck:
+            raise UnsupportedCall(f"a layer of the model's own ({stuck[0]!r}) cannot take tokens back once it has slid")
+        for group in self.groups:
+            group.check_rollback(count)
+        for group in self.groups:
+            group.rollback(count)
+        for layer in own:
+            layer.crop(-count)
+        self._seen -= count
 
     def batch_select_indices(self, indices: Tensor) -> None:
         for group in self.groups:

@@ -126,10 +126,8 @@ def load_kept(groups: Sequence[KeptGroup], state: State) -> None:
                 source = state.tensors[f"kept.{index}.{side}"]
                 _fill(target[:, :, : source.shape[2]], source)
         remembered = {name.removeprefix("state."): each for name, each in mine.items() if name.startswith("state.")}
-        holdings.slots = Slots(positions=positions, state=group.policy.signal.from_arrays(remembered))
-        holdings.where = mine["where"]
-        holdings.written[:, : mine["written"].shape[1]] = mine["written"]
-        holdings.seen = int(state.numbers["seen"])
+        slots = Slots(positions=positions, state=group.policy.signal.from_arrays(remembered))
+        holdings.restore(slots, mine["where"], mine["written"], int(state.numbers["seen"]))
 
 
 def layers_state(layers: Sequence[tuple[int, Any]], copies: Copies) -> State:

@@ -237,6 +237,10 @@ class PolicyStream(TorchStream):
     def oldest(self, pins: int) -> int:
         return self._open().oldest(pins)
 
+    def kept_by_layer(self) -> dict[int, NDArray[np.int64]]:
+        """Positions held by each layer, `[kv_heads, held]`."""
+        return self._open().kept_by_layer()
+
     @property
     def nbytes(self) -> int:
         return 0 if self._cache is None else self._cache.nbytes
@@ -246,6 +250,8 @@ class PolicyStream(TorchStream):
 
     def rollback(self, count: int) -> None:
         self._open().rollback(count)
+        if count:
+            self._next = None
 
 
 class GrowingStream(TorchStream):

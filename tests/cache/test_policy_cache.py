@@ -43,10 +43,12 @@ def feed(model: Any, cache: PolicyCache, tokens: Tensor, size: int) -> Tensor:
     return torch.cat(out, dim=1)
 
 
-def twin_of(model: Any, choice: Policy[Any], *, compact: bool = True) -> KeptHeads:
+def twin_of(model: Any, choice: Policy[Any], *, compact: bool = True, prompt: int = 0) -> KeptHeads:
     shapes = [shape for shape in examine(model).shapes if shape is not None]
     sliding = [getattr(layer, "sliding_window", None) for layer in stock_cache(model).layers]
-    return KeptHeads(choice, [each.rotation for each in shapes], sliding, shapes[0].kv_heads, compact=compact)
+    return KeptHeads(
+        choice, [each.rotation for each in shapes], sliding, shapes[0].kv_heads, compact=compact, prompt=prompt
+    )
 
 
 def check_kept(cache: PolicyCache, twin: KeptHeads) -> None:
@@ -68,6 +70,43 @@ def test_every_policy_equals_the_twin_however_the_text_is_cut(name: str, reindex
         check_kept(cache, twin)
         assert cache.seen == 44
         assert cache.held <= max(each.budget for each in cache._policies.values())
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "gemma2"])
+@pytest.mark.parametrize("name", ["snapkv", "pyramidkv"])
+def test_a_prompt_is_picked_from_at_its_end(name: str, family: str) -> None:
+    model, choice, tokens = tiny.build(family), small(name), tiny.tokens(50)
+    twin = twin_of(model, choice, prompt=31)
+    theirs = twin.run(model, tokens[0])
+    cache = PolicyCache(model, choice, mode="prompt")
+    first = feed(model, cache, tokens[:, :31], 31)[0]
+    assert cache.held <= max(each.budget for each in cache._policies.values())
+    ours = torch.cat((first, feed(model, cache, tokens[:, 31:40], 1)[0], feed(model, cache, tokens[:, 40:], 10)[0]))
+    torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-4)
+    check_kept(cache, twin)
+    with torch.inference_mode():
+        whole = model(input_ids=tokens[:, :31]).logits[0]
+    torch.testing.assert_close(first, whole, atol=2e-4, rtol=1e-4)
+
+
+def test_a_prompt_of_the_budget_or_less_is_picked_from_token_by_token() -> None:
+    model, choice, tokens = tiny.build("llama"), small("snapkv"), tiny.tokens(40)
+    for size in (12, 11, 1):
+        ours, plain = PolicyCache(model, choice, mode="prompt"), PolicyCache(model, choice)
+        assert torch.equal(feed(model, ours, tokens, size), feed(model, plain, tokens, size))
+
+
+def test_a_prompt_that_no_policy_picks_from_is_refused() -> None:
+    model = tiny.build("llama")
+    with pytest.raises(UsageError, match=r"h2o is not defined on the end of a prompt.*snapkv, pyramidkv"):
+        WindowCache(model, 60, policy="h2o", mode="prompt")
+    with pytest.raises(UsageError, match="mode must be 'decode' or 'prompt'"):
+        WindowCache(model, 60, policy="snapkv", mode="promptly")
+    with pytest.raises(UsageError, match="a window has no use"):
+        WindowCache(model, 12, mode="prompt")
+    with pytest.raises(UsageError, match="a window has no use"):
+        WindowCache(model, 12, reduce="max")
+    assert WindowCache(model, 60, policy="snapkv", mode="prompt").mode == "prompt"
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
@@ -297,7 +336,7 @@ def test_tokens_that_made_others_leave_cannot_be_taken_back() -> None:
     cache.rollback(holdings.ROLLBACK)
     feed(model, cache, tiny.tokens(holdings.ROLLBACK), 30)
     assert cache.seen == 200
-    with pytest.raises(CacheStateError, match=r"h2o has learned from their attention.*at most 64 are sure"):
+    with pytest.raises(CacheStateError, match=r"the policy has learned from their attention.*at most 64 are sure"):
         cache.rollback(100)
     feed(model, cache, tiny.tokens(1), 1)
     with pytest.raises(CacheStateError, match=r"the newest 0 alone.*none for which another has left"):

@@ -103,7 +103,7 @@ def test_what_is_taken_back_was_never_there(engine: Engine, choice: Policy[Any])
         stream.score(IDS[5:6])
     np.testing.assert_allclose(stream.feed(IDS[5:50]), plain.feed(IDS[5:50]), atol=1e-4)
     assert stream.kept.tolist() == plain.kept.tolist()
-    with pytest.raises(CacheStateError, match=f"{choice.name} has learned"):
+    with pytest.raises(CacheStateError, match="the policy has learned"):
         stream.rollback(1)
 
 

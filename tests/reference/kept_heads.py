@@ -6,6 +6,7 @@
     4. softmax over the list, query head by query head, with the scale, softcap and learned sink of the model
     5. the mean of the group's weights is shown to the head's own `Incremental` policy, which then may evict
 
+With a `prompt` of so many tokens nothing leaves before its last one, and then all that is over the budget at once.
 Layers with a sliding window of their own are kept whole up to that window. Checked against by
 `tests/cache/test_policy_cache.py`; with a budget that never fills it equals the model's own forward pass, there too.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ class Head:
     """What one kv-head holds; the position of every key, the key as it was written, the value."""
 
     policy: Incremental[Any]
+    budget: int
     positions: list[int] = field(default_factory=list)
     keys: list[np.ndarray] = field(default_factory=list)
     values: list[np.ndarray] = field(default_factory=list)
@@ -47,11 +49,13 @@ class KeptHeads:
         kv_heads: int,
         *,
         compact: bool,
+        prompt: int = 0,
     ) -> None:
         own = [layer for layer, window in enumerate(sliding) if window is None]
         choices = {layer: policy.at_layer(depth, len(own)) for depth, layer in enumerate(own)}
-        self.heads = {layer: [Head(Incremental(choices[layer])) for _ in range(kv_heads)] for layer in own}
-        self.windows = {layer: [Head(Incremental(policy)) for _ in range(kv_heads)] for layer in range(len(sliding))}
+        self.heads = {layer: [_head(choices[layer], prompt) for _ in range(kv_heads)] for layer in own}
+        self.windows = {layer: [_head(policy, prompt) for _ in range(kv_heads)] for layer in range(len(sliding))}
+        self.prompt = prompt
         self.rotations, self.sliding, self.compact = rotations, sliding, compact
         self.now = 0
         self.shown: list[dict[tuple[int, int], dict[int, float]]] = []
@@ -134,10 +138,16 @@ class KeptHeads:
         policy = head.policy
         if self.now:
             policy.on_decode_step(self.now, weights[:-1].tolist() if policy.policy.needs else None)
-        if policy.kept_count() > policy.policy.budget:
-            for gone in policy.evict(policy.policy.budget):
+        if policy.kept_count() > head.budget and self.now + 1 >= self.prompt:
+            for gone in policy.evict(head.budget):
                 index = head.positions.index(gone)
                 del head.positions[index], head.keys[index], head.values[index]
+
+
+def _head(policy: Policy[Any], prompt: int) -> Head:
+    """One that has room for the prompt, however little stays of it."""
+    room = replace(policy, budget=policy.budget + prompt)
+    return Head(Incremental(room), policy.budget)
 
 
 def turned(key: np.ndarray, shift: int, rotation: Rotation | None) -> np.ndarray:

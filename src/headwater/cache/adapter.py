@@ -86,7 +86,8 @@ class WindowCache(HostedCache):
     policy: "streaming-llm" (or "sliding-window", without sinks) is the window above. Under any other name, or a policy
     of one's own, every kv-head keeps its own tokens: the object is a PolicyCache, with the sinks and prefix as the
     policy's sinks, tokens leaving one by one, and the model's attention in sight inside `headwater.attach(model)`.
-    reduce: how query heads that share a kv-head vote, "mean" or "max".
+    reduce: how query heads that share a kv-head vote, "mean" or "max". mode: "prompt" lets snapkv and pyramidkv pick
+    from the prompt at its end, as in their papers.
 
     The cache belongs to `model`, may be passed to `generate` or to the model again and again, and holds one
     conversation (rows of a batch advance together); `reset()` starts over and gives the memory back. Raises
@@ -114,8 +115,11 @@ class WindowCache(HostedCache):
         *,
         policy: str | Policy[Any] = WINDOWED,
         reduce: str = "mean",
+        mode: str = "decode",
         examined: Examined | None = None,
     ) -> None:
+        if reduce != "mean" or mode != "decode":
+            raise UsageError("reduce and mode are for policies that look at attention; a window has no use for them")
         budget, sinks = _numbers(policy, budget, sinks)
         for name, value in (("sinks", sinks), ("pinned", pinned)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -336,6 +340,7 @@ def _under_policy(
     reindex: str = "auto",
     *,
     reduce: str = "mean",
+    mode: str = "decode",
     examined: Examined | None = None,
 ) -> PolicyCache:
     """The cache of a policy under which every head keeps its own."""
@@ -343,4 +348,4 @@ def _under_policy(
     if not isinstance(live, Policy):
         raise UnsupportedCall(f"{live} keeps a window")
     how = "compact" if reindex == "auto" else reindex
-    return PolicyCache(model, live, reduce=reduce, reindex=how, examined=examined)
+    return PolicyCache(model, live, reduce=reduce, reindex=how, mode=mode, examined=examined)

@@ -91,6 +91,25 @@ class Holdings:
             self._remember(given)
         return self._evict() if self.held > self.policy.budget else None
 
+    def take_prompt(
+        self, first: int, count: int, weights: Float32[np.ndarray, "rows last positions"]
+    ) -> Int64[np.ndarray, "rows held"]:
+        """Pick from a whole prompt at once, by what its last tokens attended to; return the positions that stay.
+
+        The policy is shown the same as if the tokens had come one by one and nothing had left before the last.
+        """
+        signal, start = self.policy.signal, count - weights.shape[1]
+        positions = np.broadcast_to(np.arange(start), (self.rows, start))
+        slots: Slots[Any] = Slots(positions=positions, state=signal.fresh(positions))
+        for index, position in enumerate(range(start, count)):
+            slots = step(signal, slots, position, weights[:, index, :position] if position else None)
+        self.slots = drop(signal, slots, self.policy.victims(slots, self.policy.budget))
+        kept = self.slots.positions
+        self.where, self.seen = np.broadcast_to(np.arange(kept.shape[1]), kept.shape), count
+        self.written[:, : kept.shape[1]] = first + kept
+        self._marks = [Mark(seen=count, slots=self.slots)]
+        return kept
+
     def _remember(self, given: NDArray[np.float32] | None) -> None:
         """Two marks at the most, `ROLLBACK` tokens apart: from one of them the way back is never longer than that."""
         self._marks = [replace(mark, since=(*mark.since, given)) for mark in self._marks]
@@ -101,7 +120,7 @@ class Holdings:
         """Raises CacheStateError when the newest `count` tokens cannot be taken back."""
         if count > (back := self.seen - self._marks[0].seen):
             raise CacheStateError(
-                f"cannot roll back {count} tokens: {self.policy.name} has learned from their attention, and remembers "
+                f"cannot roll back {count} tokens: the policy has learned from their attention, and remembers "
                 f"what was before them for the newest {back} alone; at most {ROLLBACK} are sure, and none for which "
                 f"another has left"
             )

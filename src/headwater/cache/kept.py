@@ -36,6 +36,10 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 """How the weights of the query heads of a group become those of their kv-head."""
 
 
+BLOCK = 128
+"""Queries of a whole prompt whose weights are computed at a time."""
+
+
 class KeptLayer:
     """The slots of one layer: `keys` is `[batch, kv_heads, slots, key_dim]`, `values` likewise.
 
@@ -75,6 +79,12 @@ class KeptLayer:
         weights = attention_weights(query, known, **how)
         return attended(weights, self.values[:, :, :held]), weights
 
+    def take_prompt(self, keys: Tensor, values: Tensor, kept: NDArray[np.int64]) -> None:
+        """Fill the first slots with the tokens that stay, `kept` being their places in each row."""
+        for side, new in ((self.keys, keys), (self.values, values)):
+            at = torch.from_numpy(kept).to(side.device).view(*side.shape[:2], -1, 1)
+            side[:, :, : kept.shape[1]] = new.gather(2, at.expand(-1, -1, -1, side.shape[3]))
+
     def lay(self, order: NDArray[np.int64]) -> None:
         """Lay what is held, `order` being its slots in each row, into the first slots."""
         for side in (self.keys, self.values):
@@ -90,12 +100,20 @@ class KeptLayer:
 
 class KeptGroup:
     """Layers under one policy with equally many kv-heads, `layers` by their number in the model. A step: `begin`,
-    `attend` for every layer, `commit`."""
+    `attend` for every layer, `commit`. With `prompt`, a first step beyond the budget is attended to as a whole, and
+    only then picked from."""
 
     def __init__(
-        self, policy: Policy[Any], shapes: dict[int, Shape], turnings: dict[int, Turning], *, batch: int, reduce: str
+        self,
+        policy: Policy[Any],
+        shapes: dict[int, Shape],
+        turnings: dict[int, Turning],
+        *,
+        batch: int,
+        reduce: str,
+        prompt: bool = False,
     ) -> None:
-        self.policy, self._batch, self._reduce = policy, batch, REDUCTIONS[reduce]
+        self.policy, self._batch, self._reduce, self._prompt = policy, batch, REDUCTIONS[reduce], prompt
         self.layers = {
             index: KeptLayer(shape, batch=batch, slots=policy.budget + 1, turning=turnings.get(index))
             for index, shape in shapes.items()
@@ -155,6 +173,8 @@ class KeptGroup:
             self._shown[index] = self._show(weights)
             return output.transpose(1, 2).contiguous()
         part, out, done = self._parts[index], [], 0
+        if self._prompt and not part.seen and self._count > self.policy.budget:
+            return self._attend_whole(part, layer, query, keys, values, **how)
         while done < self._count:
             taken = min(self._count - done, part.slot_count - part.held)
             now = slice(done, done + taken)
@@ -165,6 +185,19 @@ class KeptGroup:
             if (order := part.observe(self._show(weights).cpu().numpy())) is not None:
                 layer.lay(order)
             done += taken
+        return torch.cat(out, dim=2).transpose(1, 2).contiguous()
+
+    def _attend_whole(
+        self, part: Holdings, layer: KeptLayer, query: Tensor, keys: Tensor, values: Tensor, **how: Any
+    ) -> Float[Tensor, "batch tokens heads value_dim"]:
+        out: list[Tensor] = []
+        for start in range(0, self._count, BLOCK):
+            stop = min(start + BLOCK, self._count)
+            weights = attention_weights(query[:, :, start:stop], keys[:, :, :stop], **how)
+            out.append(attended(weights, values[:, :, :stop]))
+        last = attention_weights(query[:, :, -min(self._count, self.policy.prompt_steps) :], keys, **how)
+        kept = part.take_prompt(self._first, self._count, self._show(last).cpu().numpy())
+        layer.take_prompt(keys, values, kept)
         return torch.cat(out, dim=2).transpose(1, 2).contiguous()
 
     def commit(self) -> None:

@@ -45,7 +45,7 @@ from headwater.cache.kept import REDUCTIONS, KeptGroup
 from headwater.cache.saved import State, kept_state, load_kept
 from headwater.cache.turning import Turning
 from headwater.errors import BudgetError, CacheStateError, UnsupportedCall, UnsupportedModel, UsageError
-from headwater.policies import Policy
+from headwater.policies import POLICIES, Policy
 
 NAME = "headwater_kept"
 """What transformers knows our attention function by."""
@@ -149,7 +149,10 @@ class PolicyCache(HostedCache):
     reduce: how the weights of the query heads of a group become those of their kv-head: "mean" (of which "sum" differs
     only for a policy that compares with an even share) or "max". reindex: "none" leaves the keys at their distance in
     the stream, "compact" closes the gaps: kept tokens lie one after another to the model, turned from how they were
-    written. Passing it to the model needs `attach`. Raises as `WindowCache` does.
+    written. mode: "decode" evicts token by token; "prompt" picks from a first call beyond the budget at its end, by
+    what its last tokens attended to, as the papers of snapkv and pyramidkv do, and goes on token by token: the prompt
+    attends to all of itself, and its K and V are there in full, a layer at a time. Passing the cache to the model needs
+    `attach`. Raises as `WindowCache` does.
     """
 
     def __init__(
@@ -159,16 +162,24 @@ class PolicyCache(HostedCache):
         *,
         reduce: str = "mean",
         reindex: str = "compact",
+        mode: str = "decode",
         examined: Examined | None = None,
     ) -> None:
         if reduce not in REDUCTIONS:
             raise UsageError(f"reduce must be one of {', '.join(REDUCTIONS)}, got {reduce!r}")
         if reindex not in ("compact", "none"):
             raise UsageError(f"reindex must be 'compact' or 'none' under {policy.name}, got {reindex!r}")
+        if mode not in ("decode", "prompt"):
+            raise UsageError(f"mode must be 'decode' or 'prompt', got {mode!r}")
+        if mode == "prompt" and not policy.prompt_steps:
+            able = [name for name, kind in POLICIES.items() if kind().prompt_steps]
+            raise UsageError(
+                f"{policy.name} is not defined on the end of a prompt; mode='prompt' is for {', '.join(able)}"
+            )
         found = examine(model) if examined is None else examined
         layers = list(stock_cache(model).layers)
         own = full_layers(model, layers)
-        self.policy, self.reduce, self.reindex = policy, reduce, reindex
+        self.policy, self.reduce, self.reindex, self.mode = policy, reduce, reindex, mode
         self._shapes = {index: cast(Shape, found.shapes[index]) for index in own}
         self._policies = {index: policy.at_layer(depth, len(own)) for depth, index in enumerate(own)}
         self._pure, self._limit = len(own) == len(layers), found.rope_limit
@@ -322,7 +333,9 @@ class PolicyCache(HostedCache):
                 turnings[shape.rotation] = Turning(shape.rotation, shape.device, self._frame)
         for (policy, _), shapes in alike.items():
             mine = {i: turnings[shape.rotation] for i, shape in shapes.items() if shape.rotation in turnings}
-            self.groups.append(KeptGroup(policy, shapes, mine, batch=batch, reduce=self.reduce))
+            self.groups.append(
+                KeptGroup(policy, shapes, mine, batch=batch, reduce=self.reduce, prompt=self.mode == "prompt")
+            )
         self.group_of = {index: group for group in self.groups for index in group.layers}
 
     # Positions.

@@ -122,6 +122,12 @@ class Policy(ABC, Generic[State]):
         return self
 
     @property
+    def prompt_steps(self) -> int:
+        """From how many of its last tokens it can pick what to keep of a whole prompt at once; 0 if it is not defined
+        so."""
+        return 0
+
+    @property
     def needs(self) -> frozenset[str]:
         """What an engine must supply for it."""
         return self.signal.needs

@@ -43,6 +43,10 @@ class PooledHistory(WithRecentWindow[Rings]):
             raise BudgetError(f"{self.name}: pool_kernel must be odd, got pool_kernel={self.pool_kernel}")
 
     @property
+    def prompt_steps(self) -> int:
+        return self.obs_window
+
+    @property
     def signal(self) -> History:
         return History(obs_window=self.obs_window)
 

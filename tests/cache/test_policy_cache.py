@@ -145,7 +145,7 @@ def test_a_window_cache_of_another_policy_is_this_cache() -> None:
     assert isinstance(window, WindowCache)
     assert window.window == WindowCache(model, 20, sinks=0).window
     for name in LOOKING:
-        assert isinstance(WindowCache(model, 64, policy=name), PolicyCache)
+        assert isinstance(WindowCache(model, 128, policy=name), PolicyCache)
 
 
 @pytest.mark.parametrize(

@@ -343,7 +343,7 @@ def test_another_batch_or_dtype_in_the_middle_is_refused() -> None:
     model = tiny.build("llama")
     cache = PolicyCache(model, small("h2o"))
     feed(model, cache, tiny.tokens(5), 5)
-    with pytest.raises(CacheStateError, match="holds 1 rows"):
+    with pytest.raises(CacheStateError, match="batch of 1 rows and was given 2"):
         feed(model, cache, tiny.tokens(5, rows=2), 5)
     cache.reset()
     feed(model, cache, tiny.tokens(5), 5)

@@ -49,3 +49,24 @@ def test_every_link_leads_somewhere(name: str) -> None:
     for link in links:
         if not link.startswith("http"):
             assert (page.parent / link).exists(), f"{name} links to {link}"
+
+
+def rows_of_failures() -> list[list[str]]:
+    """The cells of every row of every table of the page."""
+    page = (README.parent / "docs" / "failures.md").read_text(encoding="utf-8")
+    lines = [line.strip("|").split("|") for line in page.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in cells] for cells in lines if cells[0].strip() not in ("kind", "given")]
+
+
+def test_every_kind_of_failure_has_a_test_that_exists() -> None:
+    rows, defined = rows_of_failures(), dict[str, set[str]]()
+    assert len({cells[0] for cells in rows}) == len(rows) == 32 + 11, "a row has gone, or is there twice"
+    for cells in rows:
+        named = re.findall(r"`([^`:]+)::(\w+)`", cells[-1])
+        assert named, f"{cells[0]} names no test"
+        assert cells[-1] == ", ".join(f"`{file}::{test}`" for file, test in named)
+        for file, test in named:
+            if file not in defined:
+                text = (README.parent / file).read_text(encoding="utf-8")
+                defined[file] = set(re.findall(r"^def (test_\w+)\(", text, flags=re.MULTILINE))
+            assert test in defined[file], f"{cells[0]}: {file} has no {test}"

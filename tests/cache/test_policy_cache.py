@@ -25,7 +25,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "scissorhands": {"recent_window": 4},
     "tova": {},
     "snapkv": {"recent_window": 4, "obs_window": 5},
-    "pyramidkv": {"recent_window": 4, "obs_window": 5},
+    "pyramidkv": {"recent_window": 3, "obs_window": 5},
     "random": {},
 }
 LOOKING = list(SMALL)
@@ -161,7 +161,7 @@ def test_storage_is_the_budget_and_one(name: str) -> None:
     assert cache.nbytes == sum(2 * 2 * (budget + 1) * 8 * 4 for budget in budgets)
     if name == "pyramidkv":
         assert len(set(budgets)) > 1
-        assert abs(sum(budgets) - 4 * 12) <= 8
+        assert 4 * 12 - 4 < sum(budgets) <= 4 * 12
     cache.reset()
     assert cache.nbytes == cache.seen == cache.held == 0
 
@@ -184,7 +184,7 @@ def test_a_window_cache_of_another_policy_is_this_cache() -> None:
     assert isinstance(window, WindowCache)
     assert window.window == WindowCache(model, 20, sinks=0).window
     for name in LOOKING:
-        assert isinstance(WindowCache(model, 64, policy=name), PolicyCache)
+        assert isinstance(WindowCache(model, 128, policy=name), PolicyCache)
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ def test_another_batch_or_dtype_in_the_middle_is_refused() -> None:
     model = tiny.build("llama")
     cache = PolicyCache(model, small("h2o"))
     feed(model, cache, tiny.tokens(5), 5)
-    with pytest.raises(CacheStateError, match="holds 1 rows"):
+    with pytest.raises(CacheStateError, match="batch of 1 rows and was given 2"):
         feed(model, cache, tiny.tokens(5, rows=2), 5)
     cache.reset()
     feed(model, cache, tiny.tokens(5), 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -11,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.chat.sampling import Sampler, Sampling
+from headwater.chat.session import Chat
+from headwater.engines.fake import FakeEngine
 from headwater.errors import UnsupportedModel, UsageError
 from tests.reference import sampling as twin
 
@@ -177,6 +180,27 @@ def test_logits_that_are_no_numbers_are_an_error(bad: float):
     for temperature in (0, 1):
         with pytest.raises(UnsupportedModel, match="largest logit"):
             Sampler(Sampling(temperature=temperature)).draw(np.array([1, bad, 0], dtype=np.float32))
+
+
+class Broken(FakeEngine):
+    """A model whose predictions are no numbers from the fourth step on."""
+
+    def open(self, *given: Any, **named: Any) -> Any:
+        stream, steps = super().open(*given, **named), itertools.count()
+        plain = stream.feed
+        stream.feed = lambda tokens: plain(tokens) * (np.nan if next(steps) >= 3 else 1)
+        return stream
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_chat_says_that_its_model_predicts_no_numbers_and_goes_no_further(temperature: float):
+    """The largest of logits that are no numbers is the first one, whatever token that is."""
+    chat = Chat.open(Broken(answer_tokens=None), budget=200, sampling=Sampling(temperature=temperature), max_tokens=9)
+    pieces: list[str] = []
+    with pytest.raises(UnsupportedModel, match="largest logit is nan; try another dtype"):
+        pieces.extend(iter(chat.send("hi")))
+    assert 1 <= len(pieces) <= 3
+    assert chat.messages[-1] == {"role": "assistant", "content": "".join(pieces)}
 
 
 def test_impossible_tokens_are_never_drawn():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -74,6 +75,26 @@ def test_a_first_turn_of_its_own_opens_only_the_first_message():
     whole = chat.engine.render(chat.messages, open_answer=False)
     assert chat._talk.ledger.ids.tolist() == chat.engine.encode(whole, special=True)
     assert whole.count("BEGIN") == 1
+
+
+class Forgetful(FakeEngine):
+    """A template that leaves out of history what was thought before an answer."""
+
+    def render(self, messages: Any, *, open_answer: bool) -> str:
+        told = [{**each, "content": re.sub("<think>.*?</think>", "", each["content"])} for each in messages]
+        return super().render(told, open_answer=open_answer)
+
+
+def test_what_a_template_would_strip_from_history_stays_as_it_was_fed():
+    """Rendering the history again gives other ids, and everything after them would be computed again (Qwen3#1826)."""
+    chat = opened(Forgetful(), budget=4000)
+    chat.hear("hi", "<think>a greeting</think>hello")
+    before, fed = list(stream_of(chat).tokens), chat.stats().fed
+    assert "<think>a greeting</think>hello" in chat.engine.decode(before)
+    said(chat, "how are you?")
+    assert stream_of(chat).tokens[: len(before)] == before
+    assert chat.stats().fed - fed == stream_of(chat).seen - len(before)
+    check_step(chat)
 
 
 def test_a_second_turn_is_what_one_long_run_would_be():

@@ -112,7 +112,8 @@ def talk(chat: Chat, count: int, first: int = 0) -> list[str]:
 
 
 def test_a_chat_goes_on_in_its_budget_and_never_loses_its_prompt(engine: Engine, choice: Policy[Any]):
-    with Chat.open(engine, system="Hi.", policy=policy(choice.name, budget=70), sampling=GREEDY, max_tokens=8) as chat:
+    made = policy(choice.name, budget=70, **SMALL[choice.name])
+    with Chat.open(engine, system="Hi.", policy=made, sampling=GREEDY, max_tokens=8) as chat:
         talk(chat, 15)
         now = chat.stats()
         head = len(chat._talk.template.head)
@@ -126,7 +127,8 @@ def test_a_chat_goes_on_in_its_budget_and_never_loses_its_prompt(engine: Engine,
 
 
 def test_a_session_goes_on_as_if_it_had_never_been_closed(engine: Engine, choice: Policy[Any], tmp_path: Path):
-    options: dict[str, Any] = {"policy": policy(choice.name, budget=70), "sampling": GREEDY, "max_tokens": 8}
+    made = policy(choice.name, budget=70, **SMALL[choice.name])
+    options: dict[str, Any] = {"policy": made, "sampling": GREEDY, "max_tokens": 8}
     with Chat.open(engine, system="Hi.", **options) as whole:
         expected = talk(whole, 14)
     with Chat.open(engine, system="Hi.", session=tmp_path / "s.db", **options) as chat:

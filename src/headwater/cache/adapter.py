@@ -26,6 +26,7 @@ from headwater.cache.hosted import (
     OurLayer,
     croppable,
     examine,
+    foreign,
     full_layers,
     is_sliding,
     load_stock,
@@ -62,6 +63,8 @@ class RingLayer(OurLayer):
         return self.ring.update(self.index, key_states, value_states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        if self.ring.step is None:  # said before a layer of the model's own takes the tokens in
+            raise foreign()
         ledger = self.ring.ledger
         return ledger.held + query_length, ledger.seen - ledger.held
 
@@ -234,8 +237,6 @@ class WindowCache(HostedCache):
         if self.ring.banks:
             batch = next(iter(self.ring.banks.values())).keys.shape[1]
             self.batch_select_indices(torch.arange(batch).repeat_interleave(repeats))
-
-    # A forward pass.
 
     # A forward pass.
 

@@ -33,6 +33,8 @@ def read_call(args: tuple[Any, ...], kwargs: dict[str, Any], *, seen: int) -> Ca
     if tokens is None:
         raise UnsupportedCall("the model was called with neither input_ids nor inputs_embeds")
     batch, count = tokens.shape[:2]
+    if batch == 0:
+        raise UnsupportedCall("the batch has no rows; pass at least one")
     if count == 0:
         raise CacheStateError(
             f"no new tokens: the cache has seen {seen} tokens, and generate was given no more than that; pass the full "

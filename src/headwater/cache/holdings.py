@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from numpy.typing import NDArray
 
-from headwater.errors import CacheStateError
+from headwater.errors import CacheStateError, UnsupportedModel
 from headwater.policies import Policy, Slots
 from headwater.policies.incremental import drop, step
 from headwater.policies.signals import Signal
@@ -77,8 +77,13 @@ class Holdings:
         """Show the policy what each of the placed tokens attended to, and let it evict.
 
         After several have left at once, what is held has to be laid into the first slots, in order: returns where it
-        lies, and counts on it.
+        lies, and counts on it. Raises UnsupportedModel for weights that are no numbers.
         """
+        if not np.isfinite(weights).all():
+            raise UnsupportedModel(
+                f"the model's attention is not a number, so {self.policy.name} cannot tell what to keep; try another "
+                f"dtype, such as float32"
+            )
         signal = self.policy.signal
         for index in range(weights.shape[1]):
             before = self.slots.positions.shape[1]

@@ -124,7 +124,7 @@ class HostedCache(Cache):
     # A forward pass.
 
     def _attach(self, base: nn.Module) -> None:
-        me = weakref.ref(self)
+        me, place = weakref.ref(self), _place(base)
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             cache, given = me(), kwargs.get("cache", kwargs.get("past_key_values"))
@@ -135,14 +135,21 @@ class HostedCache(Cache):
                 )
             if cache is None or given is not cache:
                 return None
+            if (now := _place(module)) != place:
+                raise CacheStateError(
+                    f"the cache was made for a model in {place[0]} on {place[1]} and was given one in {now[0]} on "
+                    f"{now[1]}; make a new cache after moving the model"
+                )
             return cache._begin(module, args, kwargs)
 
         def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             cache = me()
             if cache is not None and kwargs.get("cache", kwargs.get("past_key_values")) is cache:
-                if output is not None:
-                    cache._commit()
-                cache._end()
+                try:
+                    if output is not None:
+                        cache._commit()
+                finally:
+                    cache._end()
 
         for handle in (
             base.register_forward_pre_hook(before, with_kwargs=True),
@@ -219,6 +226,17 @@ def base_model(model: PreTrainedModel) -> nn.Module:
     if model.config.is_encoder_decoder:
         raise UnsupportedModel(f"{type(model).__name__} is an encoder-decoder model; only decoders are supported")
     return model.base_model
+
+
+def _place(base: nn.Module) -> tuple[torch.dtype, torch.device]:
+    """In what a model computes, and where, as far as its first weights tell."""
+    weights = next(base.parameters())
+    return weights.dtype, weights.device
+
+
+def foreign() -> CacheStateError:
+    """What a layer raises when it is used while no forward pass of its cache's model is under way."""
+    return CacheStateError("the cache was updated outside of a forward pass of the model it was made for")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

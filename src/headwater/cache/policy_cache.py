@@ -34,8 +34,10 @@ from headwater.cache.hosted import (
     Examined,
     HostedCache,
     OurLayer,
+    base_model,
     croppable,
     examine,
+    foreign,
     full_layers,
     load_stock,
     stock_cache,
@@ -46,6 +48,7 @@ from headwater.cache.saved import State, kept_state, load_kept
 from headwater.cache.turning import Turning
 from headwater.errors import BudgetError, CacheStateError, UnsupportedCall, UnsupportedModel, UsageError
 from headwater.policies import POLICIES, Policy
+from headwater.policies.signals import ATTENTION
 
 NAME = "headwater_kept"
 """What transformers knows our attention function by."""
@@ -64,9 +67,10 @@ def attach(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
     """Let policies that look at attention see that of this model, as long as the block lasts.
 
     Forward passes without such a cache go on as they were, through `sdpa`. On exit the model is what it was, whatever
-    happened inside. Blocks may be nested, and threads may each have one. Raises UnsupportedCall for a model that was
-    loaded with another attention than sdpa or eager.
+    happened inside. Blocks may be nested, and threads may each have one. Raises UnsupportedModel for what is no decoder
+    of transformers, UnsupportedCall for one that was loaded with another attention than sdpa or eager.
     """
+    base_model(model)
     config = model.config.get_text_config(decoder=True)
     with _switching:
         count, before = _attached.get(id(config), (0, config._attn_implementation))
@@ -133,6 +137,8 @@ class KeptOf(OurLayer):
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        if _attending.get() is not self._cache():  # said before a layer of the model's own takes the tokens in
+            raise foreign()
         return query_length, self._seen()
 
     def get_seq_length(self) -> int:
@@ -182,6 +188,7 @@ class PolicyCache(HostedCache):
         self.policy, self.reduce, self.reindex, self.mode = policy, reduce, reindex, mode
         self._shapes = {index: cast(Shape, found.shapes[index]) for index in own}
         self._policies = {index: policy.at_layer(depth, len(own)) for depth, index in enumerate(own)}
+        self._check_policy()
         self._pure, self._limit = len(own) == len(layers), found.rope_limit
         self._check_budget(model)
         for index in own:
@@ -297,6 +304,7 @@ class PolicyCache(HostedCache):
         first = self._next(call.count)
         if not self.groups:
             self._make(call.batch)
+        self._check_batch(call.batch)
         kwargs = dict(kwargs)
         if first != self.seen or call.positions is None:
             positions = torch.arange(first, first + call.count, device=call.device)[None]
@@ -306,6 +314,11 @@ class PolicyCache(HostedCache):
             group.begin(first, call.count)
         _attending.set(self)
         return args, kwargs
+
+    def _check_batch(self, rows: int) -> None:
+        held = next(iter(self.groups[0].layers.values())).keys.shape[0]
+        if rows != held:
+            raise CacheStateError(f"the cache holds a batch of {held} rows and was given {rows}; reset() it first")
 
     def _refuse_half(self) -> None:
         if self._count:
@@ -357,6 +370,19 @@ class PolicyCache(HostedCache):
                 f"frequencies change at {self._limit}; feed them in pieces"
             )
         return first
+
+    def _check_policy(self) -> None:
+        if missing := sorted(self.policy.needs - {ATTENTION}):
+            raise UnsupportedCall(
+                f"{self.policy.name} needs {', '.join(missing)}; a cache shows a policy attention alone"
+            )
+        layers, given = len(self._policies), sum(each.budget for each in self._policies.values())
+        if given > layers * self.policy.budget:
+            raise BudgetError(
+                f"{self.policy.name} gives its {layers} layers {given} tokens together, and {layers} times the budget "
+                f"of {self.policy.budget} are {layers * self.policy.budget}; raise the budget, or lower what every "
+                f"layer keeps in any case (sinks, recent_window)"
+            )
 
     def _check_budget(self, model: PreTrainedModel) -> None:
         trained = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)

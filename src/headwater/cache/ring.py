@@ -90,6 +90,7 @@ class Ring:
         """Open a step of `count` tokens a row. `exact` lets every token see what it would have seen alone."""
         if not self.banks:
             self.make_banks(batch)
+        self._check_batch(batch)
         wide = count > self.ledger.room
         step = Step(count=count, wide=wide, plan=self.ledger.plan(count))
         if wide and exact:
@@ -149,11 +150,13 @@ class Ring:
             self._place_pins()
         self.step = None
 
+    def _check_batch(self, rows: int) -> None:
+        held = next(iter(self.banks.values())).keys.shape[1]
+        if rows != held:
+            raise CacheStateError(f"the cache holds a batch of {held} rows and was given {rows}; reset() it first")
+
     def _check(self, bank: Bank, keys: Tensor, step: Step) -> None:
-        if keys.shape[0] != bank.keys.shape[1]:
-            raise CacheStateError(
-                f"the cache holds a batch of {bank.keys.shape[1]} rows and was given {keys.shape[0]}; reset() it first"
-            )
+        self._check_batch(keys.shape[0])
         if keys.dtype != bank.keys.dtype or keys.device != bank.keys.device:
             raise CacheStateError(
                 f"the cache holds {bank.keys.dtype} on {bank.keys.device} and was given {keys.dtype} on {keys.device}; "

@@ -146,6 +146,17 @@ def gguf_file(model: str) -> Path:
     raise UnknownName("model", model, MODELS, also="a .gguf file")
 
 
+def is_gguf(file: Path) -> bool:
+    """Whether a file begins as GGUF files do."""
+    with file.open("rb") as source:
+        return source.read(4) == b"GGUF"
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether it has the shape of a model's name on the hub."""
+    return _HUB_ID.fullmatch(name) is not None
+
+
 def _kept_gguf(known: KnownModel) -> Path | None:
     """Its GGUF file on this machine: beside a converted model, alone, or in the package that it travels in."""
     converted, alone = modelstore.find(known.file.sha256), modelstore.find(_alone(known.file.sha256))

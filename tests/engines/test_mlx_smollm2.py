@@ -70,11 +70,11 @@ def test_text_is_that_of_the_other_engines(smollm2: Engine, others: dict[str, En
 
 
 def test_past_the_budget_it_holds_and_predicts_what_the_others_do(smollm2: Engine, others: dict[str, Engine]):
-    text = smollm2.encode(" ".join(pair.question for pair in load(None).exchanges))[:60]
-    window = Window(budget=32, pins=4, block=4)
+    text = smollm2.encode(" ".join(pair.question for pair in load(None).exchanges))[:42]
+    window = Window(budget=24, pins=4, block=4)
     ours, theirs = smollm2.open(window), others["transformers"].open(window)
-    for start in range(0, 60, 20):
-        mine, yours = ours.feed(text[start : start + 20]), theirs.feed(text[start : start + 20])
+    for start in range(0, 42, 14):
+        mine, yours = ours.feed(text[start : start + 14]), theirs.feed(text[start : start + 14])
         assert ours.kept.tolist() == theirs.kept.tolist()
         assert divergence(yours, mine) < 1e-4
     for stream in (ours, theirs):

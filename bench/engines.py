@@ -110,8 +110,9 @@ def book(engine: LlamaCppEngine, model: str, text: list[int]) -> dict[str, Any]:
         engine._pool.give(own.seat)
     for kind in ("q8_0", "q4_0"):
         other = opened(model, engine.settings.n_threads, type_k=kind, type_v=kind)
-        found[f"full, {kind}"] = perplexity(scored(other.open(None), text)[BUDGET:])
-        found[f"ours, {kind}"] = perplexity(scored(other.open(window), text)[BUDGET:])
+        half = text[: (len(text) + BUDGET) // 2]
+        found[f"full, {kind}, {len(half)} tokens"] = perplexity(scored(other.open(None), half)[BUDGET:])
+        found[f"ours, {kind}, {len(half)} tokens"] = perplexity(scored(other.open(window), half)[BUDGET:])
         other.close()
     return {
         "llamacpp_over_full": found["ours"] / found["full"],
@@ -322,7 +323,7 @@ def main() -> None:
     take(figures, talk(engine, 12 if options.quick else 100))
     take(figures, agreement(engine, options.model))
     if mlx_library.missing() is None:
-        take(figures, mlx_gap(options.model, ids, 16 if options.quick else 128))
+        take(figures, mlx_gap(options.model, ids, 16 if options.quick else 96))
     take(figures, long_text(engine, ids[: 8000 if options.quick else 25_000]))
     report = {
         "started": started,

@@ -28,7 +28,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv .venv
 	@$(PIP) --upgrade pip
 	@$(PIP) torch
-	@$(PIP) --editable '.[transformers,llamacpp,report,lab,memory,server]' --group dev
+	@$(PIP) --editable '.[transformers,llamacpp,mlx,report,lab,memory,server]' --group dev
 	@touch $@
 
 model: setup

@@ -7,7 +7,8 @@ figures are medians, or means over whole cycles where a step's cost has a cycle.
 - `llamacpp_over_full`: perplexity of a book from the first eviction on, our defaults in 1,024 tokens, over that of a
   cache that keeps everything, on the same tokens. `own_shift_default_over_full` and `own_shift_keep4_over_full` are the
   library's context shift in as many tokens: half of what may leave goes at once, nothing or four tokens are kept.
-- `llamacpp_gap`: the same after a gap of a million positions, over that without one. `llamacpp_flat`: the last tokens
+- `llamacpp_gap`, `mlx_gap`: the same after a gap of a million positions, over that without one; `..._gap_3x_trained`
+  after one of three trained lengths. `llamacpp_flat`: the last tokens
   of a text of three trained lengths, over the same tokens read by a stream that began shortly before them.
 - `llamacpp_over_bare`: decode speed of a full session, evictions and logits included, over the bare library at the same
   held length. `eviction_worst_over_plain`: the worst step that turns keys over the median of those that
@@ -39,8 +40,8 @@ from headwater.bench.conversation import load
 from headwater.bench.machine import hardware, now, versions
 from headwater.chat.sampling import Sampling
 from headwater.chat.session import Chat
-from headwater.engines import open_engine
-from headwater.engines.base import Stream
+from headwater.engines import mlx_library, open_engine
+from headwater.engines.base import Engine, Stream
 from headwater.engines.llamacpp import LlamaCppEngine
 from headwater.engines.llamacpp_cells import SCORED_PIECE, Seat
 from headwater.engines.llamacpp_stream import WindowStream
@@ -109,8 +110,9 @@ def book(engine: LlamaCppEngine, model: str, text: list[int]) -> dict[str, Any]:
         engine._pool.give(own.seat)
     for kind in ("q8_0", "q4_0"):
         other = opened(model, engine.settings.n_threads, type_k=kind, type_v=kind)
-        found[f"full, {kind}"] = perplexity(scored(other.open(None), text)[BUDGET:])
-        found[f"ours, {kind}"] = perplexity(scored(other.open(window), text)[BUDGET:])
+        half = text[: (len(text) + BUDGET) // 2]
+        found[f"full, {kind}, {len(half)} tokens"] = perplexity(scored(other.open(None), half)[BUDGET:])
+        found[f"ours, {kind}, {len(half)} tokens"] = perplexity(scored(other.open(window), half)[BUDGET:])
         other.close()
     return {
         "llamacpp_over_full": found["ours"] / found["full"],
@@ -123,20 +125,45 @@ def book(engine: LlamaCppEngine, model: str, text: list[int]) -> dict[str, Any]:
 
 def gap(engine: LlamaCppEngine, text: list[int]) -> dict[str, Any]:
     """A window whose positions jump, re-indexed and left where they were."""
-    found: dict[str, float] = {}
-    for reindex in (True, False):
-        for skipped in (0, GAP):
-            stream = engine.open(Window.of(256, PINS), reindex=reindex)
-            stream.feed(text[:400])
-            if skipped:
-                stream.skip(skipped)
-            found[f"{'re-indexed' if reindex else 'left'}, {skipped}"] = perplexity(stream.score(text[400:912]))
-            stream.close()
+    window, gaps = Window.of(256, PINS), (0, 3 * engine.context_length, GAP)
+    kept = gaps_scored(engine, window, text[:912], 400, gaps)
+    left = gaps_scored(engine, window, text[:912], 400, (GAP,), reindex=False)
     return {
-        "llamacpp_gap": found[f"re-indexed, {GAP}"] / found["re-indexed, 0"],
-        "gap_perplexity": found,
+        "llamacpp_gap": kept[GAP] / kept[0],
+        "llamacpp_gap_3x_trained": kept[3 * engine.context_length] / kept[0],
+        "gap_perplexity": {"re-indexed": kept, "left": left},
         "gap_says": "re-indexed, the library is only told positions below the budget and a gap of it, so it sees none",
     }
+
+
+def mlx_gap(model: str, text: list[int], scored_tokens: int) -> dict[str, Any]:
+    """The same in MLX, over less text: its build for processors is slow. Keys are where that many tokens would have put
+    them."""
+    engine = open_engine(model, engine="mlx")
+    fed = 160
+    gaps = (0, 3 * engine.context_length, GAP)
+    kept = gaps_scored(engine, Window.of(128, PINS), text[: fed + scored_tokens], fed, gaps)
+    engine.close()
+    return {
+        "mlx_gap": kept[GAP] / kept[0],
+        "mlx_gap_3x_trained": kept[3 * engine.context_length] / kept[0],
+        "mlx_gap_perplexity": kept,
+        "mlx_gap_says": f"{scored_tokens} tokens after {fed}, budget 128, float32 on the CPU",
+    }
+
+
+def gaps_scored(
+    engine: Engine, window: Window, text: list[int], fed: int, gaps: tuple[int, ...], *, reindex: bool = True
+) -> dict[int, float]:
+    """Perplexity of the text after what is fed and a gap, for each gap."""
+    found: dict[int, float] = {}
+    for skipped in gaps:
+        stream = engine.open(window, reindex=reindex)
+        stream.feed(text[:fed])
+        stream.skip(skipped)
+        found[skipped] = perplexity(stream.score(text[fed:]))
+        stream.close()
+    return found
 
 
 def long_text(engine: LlamaCppEngine, text: list[int]) -> dict[str, Any]:
@@ -295,6 +322,8 @@ def main() -> None:
     take(figures, book(engine, options.model, ids[: 1400 if options.quick else 5000]))
     take(figures, talk(engine, 12 if options.quick else 100))
     take(figures, agreement(engine, options.model))
+    if mlx_library.missing() is None:
+        take(figures, mlx_gap(options.model, ids, 16 if options.quick else 96))
     take(figures, long_text(engine, ids[: 8000 if options.quick else 25_000]))
     report = {
         "started": started,

@@ -34,6 +34,8 @@ EXTRAS = (
     "gguf",
     "jinja2",
     "xllamacpp",
+    "mlx",
+    "mlx_lm",
     "matplotlib",
     "numba",
     "zarr",

@@ -60,8 +60,12 @@ def write(
     seed: int = 0,
     facts: Mapping[str, Any] | None = None,
     rows: int = VOCABULARY,
+    tensors: Mapping[str, np.ndarray] | None = None,
+    rotary: int | None = None,
+    split: str = "smollm",
 ) -> Path:
-    """Write it to `path`. `facts` are further metadata of the architecture; `rows` is how many tokens have weights."""
+    """Write it to `path`. `facts` are further metadata of the architecture; `rows` is how many tokens have weights,
+    `tensors` what there is beside them; `rotary` of a head's numbers turn; `split` is how texts are split."""
     import gguf
 
     random = np.random.default_rng(seed)
@@ -74,11 +78,11 @@ def write(
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(HEADS if architecture == "gpt2" else KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_dimension_count(head)
+    writer.add_rope_dimension_count(rotary or head)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
+    writer.add_tokenizer_pre(split)
     writer.add_token_list(tokens)
     writer.add_token_types([NORMAL] * 256 + [CONTROL] * len(CONTROLS))
     writer.add_token_merges([f"{tokens[0]} {tokens[1]}"])  # of a pair that is no token: nothing is ever merged
@@ -94,6 +98,8 @@ def write(
         weights = np.ones(shape) if plain else random.normal(0, spread, shape)
         weights = -weights if name.endswith("ssm_a") else np.zeros(shape) if name.endswith("bias") else weights
         writer.add_tensor(name, weights.astype(np.float32))
+    for name, numbers in (tensors or {}).items():
+        writer.add_tensor(name, numbers.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

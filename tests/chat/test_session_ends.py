@@ -377,7 +377,7 @@ def test_an_engine_is_opened_by_name():
     assert chat.stats().budget == 1024
     assert chat._talk.pins == 4
     chat.close()
-    with pytest.raises(UnknownName, match="unknown engine 'nope'; known: fake, llamacpp, transformers"):
+    with pytest.raises(UnknownName, match="unknown engine 'nope'; known: fake, llamacpp, mlx, transformers"):
         Chat.open("x", engine="nope")
     with pytest.raises(UsageError, match="no option 'template'"):
         Chat.open("x", engine="fake", template="{{ x }}")

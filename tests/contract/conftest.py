@@ -15,6 +15,7 @@ from headwater.engines.base import Engine
 from headwater.engines.fake import FakeEngine
 from tests import tiny_gguf
 from tests.llamacpp import require_llamacpp
+from tests.mlx import require_mlx
 
 CONTEXT_LENGTH = 128
 
@@ -80,6 +81,14 @@ def llamacpp_engine(**options: Any) -> Engine:
         return open_engine(str(file), engine="llamacpp", n_threads=1, **options)
 
 
+def mlx() -> Engine:
+    """The same kind of model, in float32."""
+    require_mlx()
+    with TemporaryDirectory() as folder:
+        file = tiny_gguf.write(Path(folder) / "tiny.gguf", context_length=CONTEXT_LENGTH)
+        return open_engine(str(file), engine="mlx", dtype="float32")
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """How an engine is built, and how exact it is."""
@@ -101,6 +110,7 @@ KINDS = {
     "transformers": Kind(transformers, 1e-4, 0.0),
     "llamacpp": Kind(llamacpp, 1e-4, 1e-4, memory_step=256),
     "llamacpp-f16": Kind(llamacpp_as_used, 3e-2, 3e-2, memory_step=256),
+    "mlx": Kind(mlx, 1e-4, 0.0),
 }
 
 

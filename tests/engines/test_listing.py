@@ -21,7 +21,7 @@ def test_every_engine_is_listed_with_what_is_installed_of_it():
 
 def test_an_engine_of_which_a_part_is_missing_is_not_installed(monkeypatch: pytest.MonkeyPatch):
     def without(package: str) -> str:
-        if package in ("accelerate", "xllamacpp"):
+        if package in ("accelerate", "xllamacpp", "mlx-lm"):
             raise PackageNotFoundError(package)
         return "1.0"
 
@@ -30,6 +30,7 @@ def test_an_engine_of_which_a_part_is_missing_is_not_installed(monkeypatch: pyte
     assert {row.name: (row.found, row.install) for row in listed()} == {
         "transformers": (None, "pip install 'headwater[transformers]'"),
         "llamacpp": (None, "pip install 'headwater[llamacpp]'"),
+        "mlx": (None, "pip install 'headwater[mlx]'"),
         "fake": ("built in", ""),
     }
     monkeypatch.setattr(listing.llamacpp_library, "installed", lambda: "/opt/libllama.so")

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-_RUNTIMES = ("torch", "transformers", "mlx", "numba", "zarr")
+_RUNTIMES = ("torch", "transformers", "mlx", "mlx_lm", "numba", "zarr")
 _LLAMA_CPP = "headwater.engines.llamacpp_library"
 
 

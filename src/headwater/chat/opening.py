@@ -14,6 +14,7 @@ from headwater.chat.settings import Settings
 from headwater.chat.store import Opened
 from headwater.engines import open_engine
 from headwater.engines.base import Engine
+from headwater.engines.default import default_engine
 from headwater.errors import UsageError
 from headwater.memory.base import Remembers
 from headwater.memory.memory import Memory
@@ -59,6 +60,8 @@ def prepare(
                 raise UsageError("an engine that is open already has its template; give it to the engine when loading")
             settings, engine = settings.named(model.name), model
         else:
+            if not stored and given.get("engine") is None:
+                settings = settings.on(default_engine(settings.model, settings.policy))
             options = {} if settings.template is None else {"template": settings.template}
             engine = loaded = open_engine(settings.model, engine=settings.engine, **options)
         keeper = None if opened is None else Keeper(opened, settings, system, clock=time.monotonic)

@@ -75,6 +75,10 @@ class Settings:
         """The same with the name of an engine that was open already."""
         return replace(self, model=model)
 
+    def on(self, engine: str) -> Settings:
+        """The same on an engine that was chosen because nobody named one."""
+        return replace(self, engine=engine)
+
     def as_json(self) -> dict[str, Any]:
         """As it is written down. A policy of one's own is written by its name, and has to be given again."""
         policy = self.policy

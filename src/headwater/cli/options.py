@@ -128,6 +128,13 @@ engine_option = click.option(
     default="transformers",
     help="What runs it, also with options: NAME:OPTION=VALUE,...  (see headwater engines)",
 )
+chosen_engine_option = click.option(
+    "--engine",
+    type=EngineName(),
+    default=None,
+    help="What runs it, also with options: NAME:OPTION=VALUE,...  (see headwater engines)  [default: llamacpp where it "
+    "is installed, the model is a GGUF file and the policy keeps a window; else transformers]",
+)
 sinks_option = click.option("--sinks", type=click.IntRange(min=0), default=4, help="First tokens that always stay.")
 seed_option = click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of everything random.")
 

@@ -11,8 +11,8 @@ from headwater.cli.options import (
     Commands,
     Name,
     budget_option,
+    chosen_engine_option,
     debug,
-    engine_option,
     model_option,
     policy_names,
 )
@@ -22,7 +22,7 @@ from headwater.errors import MissingExtra, UsageError
 
 @click.command()
 @model_option
-@engine_option
+@chosen_engine_option
 @click.option("--host", default="127.0.0.1", help="Address to listen on; any but this machine's own needs a key.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8420, help="Port; 0 is any that is free.")
 @click.option("--policy", type=Name("policy", policy_names), default="streaming-llm", help="What leaves a full cache.")

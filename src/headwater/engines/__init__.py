@@ -13,6 +13,7 @@ from headwater.errors import UnknownName, UsageError
 ENGINES: dict[str, str] = {
     "transformers": "headwater.engines.transformers:TransformersEngine",
     "llamacpp": "headwater.engines.llamacpp:LlamaCppEngine",
+    "mlx": "headwater.engines.mlx:MlxEngine",
     "fake": "headwater.engines.fake:FakeEngine",
 }
 """Name of the engine to `module:class`; the class has a classmethod `load(model: str, **options) -> Engine`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from headwater.engines import ENGINES, llamacpp_library
+from headwater.engines import ENGINES, llamacpp_library, mlx_library
 
 SESSIONS, ATTENTION = "sessions", "attention"
 
@@ -45,6 +45,12 @@ ABOUT: dict[str, About] = {
         supplies=(SESSIONS,),
         packages=(llamacpp_library.PACKAGE, "jinja2"),
         extra="llamacpp",
+    ),
+    "mlx": About(
+        runs="a known model, a folder of safetensors, a .gguf file as it is",
+        supplies=(SESSIONS,),
+        packages=mlx_library.PACKAGES,
+        extra=mlx_library.EXTRA,
     ),
     "fake": About(
         runs="no weights: arithmetic, for tests and trials", supplies=(SESSIONS, ATTENTION), packages=(), extra=None

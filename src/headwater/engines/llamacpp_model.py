@@ -14,11 +14,8 @@ from functools import cached_property
 from pathlib import Path
 
 from headwater.engines.llamacpp_library import Library
+from headwater.engines.modelstore import file_fingerprint
 from headwater.errors import InputFileError, ModelFileError, UnsupportedModel, UsageError
-
-HEADER_BYTES = 16 << 20
-SAMPLES, SAMPLE_BYTES = 4096, 4096
-"""What of a file tells it from others: its beginning, and pieces of the rest, evenly spread."""
 
 NO_ROTARY = -1
 _SENTENCEPIECE = 1
@@ -48,7 +45,7 @@ class Model:
         self.context_length: int = call.llama_model_n_ctx_train(pointer)
         self.rotary: bool = call.llama_model_rope_type(pointer) != NO_ROTARY
         self.swa_tokens: int = call.llama_model_n_swa(pointer)
-        self.fingerprint = _fingerprint(file)
+        self.fingerprint = file_fingerprint(file)
         self._pieces: dict[int, bytes] = {}
         self._check_kind()
 
@@ -171,21 +168,6 @@ class Model:
 
     def _model_number(self, name: str) -> int:
         return getattr(self.library.call, name)(self.pointer)
-
-
-def _fingerprint(path: Path) -> str:
-    """A sha256 over a file's size, its beginning and pieces of the rest. Files that differ only between the pieces are
-    not told apart."""
-    seal = hashlib.sha256()
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        seal.update(f"{size} ".encode())
-        seal.update(file.read(HEADER_BYTES))
-        step = max(SAMPLE_BYTES, (size - HEADER_BYTES) // SAMPLES)
-        for place in range(HEADER_BYTES, size, step):
-            file.seek(place)
-            seal.update(file.read(SAMPLE_BYTES))
-    return seal.hexdigest()
 
 
 def _check_magic(file: Path) -> None:

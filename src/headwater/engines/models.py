@@ -13,11 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from headwater.engines import modelstore
+from headwater.engines import llamacpp_library, mlx_library, modelstore
 from headwater.engines.convert import convert_gguf, load_whole, quiet, require_runtime
 from headwater.engines.modelstore import KEPT_GGUF, Progress, room_for, silent
 from headwater.engines.packaged import PackagedFile, bring, installed_copy
-from headwater.errors import HeadwaterError, InputFileError, ModelFileError, ModelMissing, UnknownName, UsageError
+from headwater.errors import (
+    HeadwaterError,
+    InputFileError,
+    MissingExtra,
+    ModelFileError,
+    ModelMissing,
+    UnknownName,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -144,6 +152,34 @@ def gguf_file(model: str) -> Path:
     if _HUB_ID.fullmatch(model):
         raise UsageError(f"{model} is a hub id, and llama.cpp reads .gguf files; download one and give its path")
     raise UnknownName("model", model, MODELS, also="a .gguf file")
+
+
+def can_unpack() -> bool:
+    """Whether what converts a GGUF file is there; where only an engine that reads the file itself is, nothing has to
+    be converted. Where there is neither, it is for `fetch` to say what is missing."""
+    try:
+        require_runtime()
+    except MissingExtra:
+        return llamacpp_library.installed() is None and mlx_library.missing() is not None
+    return True
+
+
+def gguf_is_nearest(name: str) -> bool:
+    """Whether a known model's GGUF file is on this machine, or nothing of the model, so that the file is the least to
+    bring."""
+    known = _known(name)
+    return _kept_gguf(known) is not None or modelstore.find(known.file.sha256) is None
+
+
+def is_gguf(file: Path) -> bool:
+    """Whether a file begins as GGUF files do."""
+    with file.open("rb") as source:
+        return source.read(4) == b"GGUF"
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether it has the shape of a model's name on the hub."""
+    return _HUB_ID.fullmatch(name) is not None
 
 
 def _kept_gguf(known: KnownModel) -> Path | None:

@@ -37,6 +37,10 @@ KEPT_GGUF = "model.gguf"
 _MANIFEST = "headwater.json"
 _HALF = ".half-"
 _CHUNK_BYTES = 1 << 20
+HEADER_BYTES = 16 << 20
+SAMPLES, SAMPLE_BYTES = 4096, 4096
+"""What of a file tells it from others: its beginning, and pieces of the rest, evenly spread."""
+
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -259,3 +263,18 @@ def _file_lock(root: Path, key: str) -> tuple[BaseFileLock, type[Exception]]:
 
 def _key(sha256: str) -> str:
     return sha256[:16]
+
+
+def file_fingerprint(path: Path) -> str:
+    """A sha256 over a file's size, its beginning and pieces of the rest. Files that differ only between the pieces are
+    not told apart."""
+    seal = hashlib.sha256()
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        seal.update(f"{size} ".encode())
+        seal.update(file.read(HEADER_BYTES))
+        step = max(SAMPLE_BYTES, (size - HEADER_BYTES) // SAMPLES)
+        for place in range(HEADER_BYTES, size, step):
+            file.seek(place)
+            seal.update(file.read(SAMPLE_BYTES))
+    return seal.hexdigest()

@@ -35,6 +35,7 @@ DTYPES = {
     "BF16": np.uint16,
     "F64": np.float64,
     "I32": np.int32,
+    "U32": np.uint32,
     "I64": np.int64,
     "U8": np.uint8,
 }

@@ -22,6 +22,7 @@ import uvicorn
 from headwater.chat.sampling import Sampling
 from headwater.chat.screen import size
 from headwater.engines import open_engine
+from headwater.engines.default import default_engine
 from headwater.errors import HeadwaterError, UsageError
 from headwater.policies import policy as make_policy
 from headwater.server.app import create_app
@@ -42,7 +43,7 @@ class PortTaken(HeadwaterError):
 def run(
     *,
     model: str,
-    engine: str,
+    engine: str | None,
     host: str,
     port: int,
     policy: str,
@@ -84,6 +85,7 @@ def run(
         hosts=hosts,
     )
     with listening(host, port) as listener:
+        engine = default_engine(model, manner.policy) if engine is None else engine
         opened = open_engine(model, engine=engine, **engine_options)
         try:
             service = Service(opened, manner, options, keys=keys)
@@ -98,7 +100,7 @@ def run(
                 server_header=False,
                 ws="none",
             )
-            _say(service, listener, keys)
+            _say(service, listener, keys, engine)
             return _Server(config, service, drain_s).serve_on(listener)
         finally:
             opened.close()
@@ -161,12 +163,12 @@ def listening(host: str, port: int) -> contextlib.closing[socket.socket]:
     return contextlib.closing(listener)
 
 
-def _say(service: Service, listener: socket.socket, keys: Keys) -> None:
+def _say(service: Service, listener: socket.socket, keys: Keys, engine: str) -> None:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     policy, names = service.manner.policy, [key.name for key in keys.all()]
     lines = [
-        f"model     {service.engine.name}, {policy.name}, budget {policy.budget} tokens",
+        f"model     {service.engine.name} on {engine}, {policy.name}, budget {policy.budget} tokens",
         f"a session {size(service.shelf.session_bytes)} of cache; {size(service.options.memory_bytes)} for all",
         f"API       http://{shown}:{port}/v1",
         f"page      http://{shown}:{port}/",

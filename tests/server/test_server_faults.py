@@ -68,6 +68,7 @@ def test_it_says_where_it_is_and_what_a_session_costs(tmp_path: Path):
     said = "".join(server.said)
     assert "budget 300 tokens" in said
     assert "a session 2.4 kB of cache" in said
+    assert "computed one after another (this engine computes one stream at a time), up to 8 at a time" in said
     assert "http://127.0.0.1:" in said
     assert "none; only this machine" in said
 

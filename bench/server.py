@@ -268,7 +268,7 @@ def main() -> None:
     figures["threads"] = torch.get_num_threads()
     with serving("--budget", "1024") as served:
         take(figures, overhead(served, rounds=max(2, 14 // part), tokens=48))
-        take(figures, together(served, clients=8, tokens=max(8, 96 // part), rounds=max(1, 3 // part)))
+        take(figures, together(served, clients=8, tokens=max(8, 128 // part), rounds=max(1, 3 // part)))
     with serving("--budget", "512") as served:
         take(figures, first_token(served, turns=200 // part, tokens=8))
     take(figures, idle(sessions=500 // part, limit="1GiB"))

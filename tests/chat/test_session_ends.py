@@ -318,7 +318,7 @@ def test_rates_come_from_the_clock():
     )
     assert (chat.stats().ttft_s, chat.stats().tokens_per_s) == (None, None)
     said(chat)
-    assert chat.stats().ttft_s == pytest.approx(0.5)
+    assert chat.stats().ttft_s == pytest.approx(0.25)
     assert chat.stats().tokens_per_s == pytest.approx(4.0)
 
 

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headwater.chat.due import Due, driven
 from headwater.chat.sampling import Sampling
 from headwater.chat.session import Chat
 from headwater.chat.store import Store
 from headwater.engines.fake import FakeEngine
-from headwater.errors import StoreError, UnknownName, UsageError
+from headwater.errors import CacheStateError, StoreError, UnknownName, UsageError
 from headwater.memory import Memory
 from tests.chat.talk import GREEDY, MESSAGES, SYSTEM, check_step, check_turns, opened, said, stream_of
 
@@ -41,7 +42,7 @@ def kept(file: Path, **options: Any) -> Chat:
 def test_steps_say_what_send_says(piece: int):
     whole, stepped = opened(), opened()
     for text in [*MESSAGES, LONG, *MESSAGES]:
-        steps = list(stepped.steps(text, piece=piece))
+        steps = list(driven(stepped.steps(text, piece=piece)))
         assert "".join(steps) == said(whole, text)
         check_step(stepped)
     assert held(stepped) == held(whole)
@@ -53,11 +54,52 @@ def test_a_long_message_takes_several_steps_before_the_first_token():
     question = len(chat._talk.template.question(chat.engine, LONG, first=True))
     steps = chat.steps(LONG, piece=50)
     for count in range(1, -(-question // 50)):
-        assert next(steps) == ""
+        due = next(steps)
+        assert isinstance(due, Due)
         assert chat.stats().turns == 0
+        due.feed()
         assert chat._talk.ledger.ids[-1] == chat._talk.template.question(chat.engine, LONG, first=True)[50 * count - 1]
-    next(steps)
+    due = next(steps)
+    assert isinstance(due, Due)
+    due.feed()
+    assert isinstance(next(steps), str)
     assert [turn.role for turn in chat._talk.ledger.turns] == ["user"]
+
+
+def test_what_was_fed_in_vain_is_told_where_it_is_waited_for():
+    chat = opened()
+    steps = chat.steps("hi")
+    due = next(steps)
+    assert isinstance(due, Due)
+    with pytest.raises(CacheStateError, match="nobody has fed them"):
+        due.result()
+    due.take(MemoryError("no memory for this step"))
+    assert not due.fed
+    with pytest.raises(MemoryError, match="no memory for this step"):
+        next(steps)
+    assert chat.turns == ()
+    check_step(chat)
+    assert said(chat) == said(opened())
+
+
+def test_a_token_that_was_fed_when_nobody_waits_any_more_is_not_fed_again():
+    chat, other = opened(), opened()
+    steps = chat.steps("hi")
+    pieces = 0
+    for step in steps:
+        if isinstance(step, Due):
+            step.feed()
+            if pieces == 3:
+                break
+        else:
+            pieces += 1
+    steps.close()
+    heard = driven(other.steps("hi"))
+    for _ in range(3):
+        next(heard)
+    heard.close()
+    assert held(chat) == held(other)
+    check_step(chat)
 
 
 def test_a_message_that_nobody_waits_for_is_fed_to_its_end():
@@ -77,7 +119,7 @@ def test_a_message_that_nobody_waits_for_is_fed_to_its_end():
 
 def test_watching_shows_what_every_token_was_drawn_from():
     chat, seen = opened(sampling=Sampling(temperature=0, repetition_penalty=1)), []
-    text = "".join(chat.steps("hi", watch=lambda logits, token: seen.append((int(np.argmax(logits)), token))))
+    text = "".join(driven(chat.steps("hi", watch=lambda logits, token: seen.append((int(np.argmax(logits)), token)))))
     assert bytes(token for _, token in seen).decode() == text
     assert all(best == token for best, token in seen)
     assert chat.stats().answer_tokens == len(seen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -44,4 +45,39 @@ def test_a_conversation_with_the_real_model(tmp_path: Path):
         assert raw.parse().choices[0].message.content == "".join(chat.send("And then?")), "after a restart, too"
         assert raw.headers["x-headwater-how"] == "continued"
         api.close()
+    engine.close()
+
+
+def test_conversations_that_are_computed_together_say_what_each_says_alone(tmp_path: Path):
+    """Three at once, in a window that they pass: the weights are read once for them, and nobody hears another."""
+    engine: Any = open_engine("smollm2")
+    assert engine.apart is None
+    questions = [pair.question for pair in load(None).exchanges[:5]]
+    expected: list[list[str]] = []
+    for number in range(3):
+        chat = Chat.open(engine, budget=BUDGET, sampling=GREEDY, max_tokens=TOKENS)
+        expected.append(["".join(chat.send(question)) for question in questions[number : number + 3]])
+        assert chat.stats().evicted_turns > 0
+        chat.close()
+    rows: list[int] = []
+    engine.model.get_input_embeddings().register_forward_hook(lambda _, args, out: rows.append(args[0].shape[0]))
+    answers: list[list[str]] = [[], [], []]
+    served = service(tmp_path, engine, budget=BUDGET, max_tokens=TOKENS)
+    with over_a_socket(served) as address, openai.OpenAI(base_url=f"{address}/v1", api_key="none") as api:
+
+        def talk(number: int) -> None:
+            messages: list[Any] = []
+            for question in questions[number : number + 3]:
+                messages.append(user(question))
+                answer = api.chat.completions.create(model="smollm2", messages=messages).choices[0].message.content
+                answers[number].append(answer or "")
+                messages.append({"role": "assistant", "content": answer})
+
+        threads = [threading.Thread(target=talk, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert answers == expected
+    assert rows.count(3) > 10
     engine.close()

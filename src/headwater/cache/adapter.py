@@ -259,6 +259,20 @@ class WindowCache(HostedCache):
     def _commit(self) -> None:
         self.ring.commit()
 
+    # One token in a forward pass that other caches share (`together`).
+
+    def begin_one(self) -> int:
+        """A step of one token begins; its position, as the model counts."""
+        self.ring.step = None
+        self._check_layers()
+        self._make_frame(1)
+        self.ring.begin(1, 1)
+        return self.ring.next_position
+
+    def end_one(self) -> None:
+        """The step is over."""
+        self._commit()
+
     def _exact_mask(self, call: Call) -> Tensor:
         step = self.ring.step
         if step is None:

@@ -56,6 +56,10 @@ class OurLayer(CacheLayerMixin):
         self.offload()
 
 
+class Passing(Cache):
+    """A cache for one forward pass, whose layers hold nothing."""
+
+
 class HostedCache(Cache):
     """A cache that belongs to a model: layers with a sliding window of their own keep the model's cache layer."""
 
@@ -210,6 +214,11 @@ def is_sliding(layer: Any) -> bool:
 
 def _tensors(layer: Any) -> list[Tensor]:
     return [t for t in (getattr(layer, "keys", None), getattr(layer, "values", None)) if t is not None]
+
+
+def grows_or_slides(layer: Any) -> bool:
+    """Whether it is a layer of the model's own that keeps K and V, all of them or the latest."""
+    return type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
 
 
 def croppable(layer: Any) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from threading import Lock
 from typing import Any, cast
 
@@ -26,6 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from headwater.cache.attending import UNDER_WAY
 from headwater.cache.attention import attended, attention_weights
 from headwater.cache.bank import Shape
 from headwater.cache.call import read_call
@@ -56,7 +56,6 @@ NAME = "headwater_kept"
 ABLE = ("sdpa", "eager")
 """The attention that a model may have been loaded with."""
 
-_attending: ContextVar[PolicyCache | None] = ContextVar("headwater_attending", default=None)
 _switching = Lock()
 _attached: dict[int, tuple[int, str]] = {}
 """By a config: how many blocks have attached it, and the attention it had before the first."""
@@ -106,7 +105,7 @@ def _attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention over what a layer of the cache under way keeps; as sdpa has it, everywhere else."""
-    cache = _attending.get()
+    cache = UNDER_WAY.get()
     group = None if cache is None else cache.group_of.get(module.layer_idx)
     if cache is None or group is None:
         if softcap is not None or s_aux is not None:  # which sdpa leaves out
@@ -312,7 +311,7 @@ class PolicyCache(HostedCache):
         self._count, self.reached = call.count, set()
         for group in self.groups:
             group.begin(first, call.count)
-        _attending.set(self)
+        UNDER_WAY.set(self)
         return args, kwargs
 
     def _check_batch(self, rows: int) -> None:
@@ -334,7 +333,7 @@ class PolicyCache(HostedCache):
         self._count = 0
 
     def _end(self) -> None:
-        _attending.set(None)
+        UNDER_WAY.set(None)
 
     def _make(self, batch: int) -> None:
         """Take the memory for a batch of so many rows. Layers that get the same of the budget make a group."""

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headwater.chat.conversation import Conversation
+from headwater.chat.due import Due
 from headwater.chat.interrupts import whole_step
 from headwater.chat.ledger import Gone
 from headwater.chat.reader import Reader
@@ -43,7 +44,8 @@ class Answer:
         self._engine, self._talk, self._sampler, self._clock = engine, talk, sampler, clock
         self._reader, self._logits, self._max_tokens = Reader(engine.decode, stop), logits, max_tokens
         self._pending: list[int] = []  # drawn and shown, but not fed yet
-        self._busy_s = 0.0
+        self._due: Due | None = None
+        self._began, self._busy_s = 0.0, 0.0
         self._watch = watch
         self.start, self.asked, self.before = len(talk.ledger), asked, talk.gone
         self.text, self.tokens, self.finished, self.closing = "", 0, False, 0
@@ -53,16 +55,25 @@ class Answer:
         """Without the time to the first token; None before the second."""
         return (self.tokens - 1) / self._busy_s if self._busy_s > 0 else None
 
-    def step(self) -> tuple[str, bool]:
-        """Feed what was drawn before, draw, read. The piece of text, and whether the answer is over.
+    @property
+    def due(self) -> Due | None:
+        """The token that was drawn last, which has to be fed before the next `step`; None before the first."""
+        if self._due is None and self._pending:
+            self._began = self._clock()
+            (self._due,) = self._talk.dues(self._pending, 1)
+        return self._due
 
-        Raises ContextFull in a conversation that never evicts and has no room for a token and the end of the answer.
+    def step(self) -> tuple[str, bool]:
+        """Draw and read. The piece of text, and whether the answer is over.
+
+        Raises what feeding the token that was due raised, and ContextFull in a conversation that never evicts and has
+        no room for a token and the end of the answer.
         """
-        talk, began = self._talk, self._clock()
+        talk = self._talk
         with whole_step():
-            if self._pending:
-                self._logits = talk.feed(self._pending)
-                self._pending = []
+            if self._due is not None:
+                self._logits = self._due.result()
+                self._pending, self._due = [], None
             if not talk.fits(1 + len(talk.template.answer_close)):
                 raise ContextFull(f"the answer was cut: {talk.full}")
             token = self._sampler.draw(self._logits, talk.held_ids() if self._sampler.wants_context else ())
@@ -79,12 +90,14 @@ class Answer:
             if over:
                 piece += self._reader.flush()
             if self.tokens > 1:
-                self._busy_s += self._clock() - began
+                self._busy_s += self._clock() - self._began
             return self._show(piece), over
 
     def close(self) -> None:
         """Feed what ends it. Its last `closing` tokens were fed at once."""
         talk = self._talk
+        if self._due is not None and self._due.fed:
+            self._pending = []
         self._show(self._reader.flush())
         if self._reader.surplus:
             self._pending = []

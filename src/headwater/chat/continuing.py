@@ -6,11 +6,12 @@ Knows how a text is fed and continued. Does not know messages or sessions.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 from headwater.chat.answer import Answer, Watch
 from headwater.chat.conversation import Conversation, Frame
+from headwater.chat.due import Steps
 from headwater.chat.ledger import Ledger
 from headwater.chat.reader import check_text, checked_stops
 from headwater.chat.sampling import Sampler, Sampling
@@ -48,23 +49,21 @@ class Continuation:
         self._max_tokens, self._watch, self._clock = max_tokens, watch, clock
         self.prompt_tokens, self.tokens, self.finished = len(self._ids), 0, False
 
-    def steps(self, piece: int) -> Generator[str, None, None]:
-        """The text in pieces, one for every step of the model; empty ones while the prompt is fed."""
+    def steps(self, piece: int) -> Steps:
+        """What has to be fed, `piece` tokens of the prompt at a time, and the text in pieces."""
         talk = self._talk
         try:
             if not talk.fits(len(self._ids) + 1):
                 raise ContextFull(f"the text takes {len(self._ids)} tokens and {talk.full}")
-            logits = None
-            for predicted in talk.feeding(self._ids, piece):
-                logits = predicted
-                yield ""
-            if logits is None:
-                return
+            dues = talk.dues(self._ids, piece)
+            for due in dues:
+                yield due
+                due.result()
             answer = Answer(
                 self._engine,
                 talk,
                 self._sampler,
-                logits,
+                dues[-1].result(),
                 asked=talk.gone,
                 stop=self._stop,
                 max_tokens=self._max_tokens,
@@ -73,6 +72,8 @@ class Continuation:
             )
             over = False
             while not over:
+                if (due := answer.due) is not None:
+                    yield due
                 said, over = answer.step()
                 self.tokens, self.finished = answer.tokens, answer.finished
                 yield said

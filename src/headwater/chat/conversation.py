@@ -5,7 +5,7 @@ Knows the policy's window, the template's head and the order of turns. Does not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headwater.chat import journal
+from headwater.chat.due import Due
 from headwater.chat.ledger import Gone, Ledger, Turn, leaving
 from headwater.chat.template import Template
 from headwater.engines.base import Engine, Stream
@@ -104,7 +105,7 @@ class Conversation:
             return talk
         talk = cls(frame, frame.open(engine), Ledger())
         if frame.template.head:
-            talk._step(frame.template.head)
+            talk.feed(frame.template.head)
         return talk
 
     @property
@@ -136,18 +137,21 @@ class Conversation:
 
     def feed(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Make room by whole turns, feed, write down. Where no whole turn is left to go, the stream evicts tokens."""
-        return list(self.feeding(ids, max(1, len(ids))))[-1]
+        (due,) = self.dues(ids, max(1, len(ids)))
+        due.feed()
+        return due.result()
 
-    def feeding(self, ids: Sequence[int], piece: int) -> Iterator[NDArray[np.float32]]:
-        """`feed` in steps of at most `piece` tokens, each when it is asked for; the room is made once, for all."""
+    def dues(self, ids: Sequence[int], piece: int) -> list[Due]:
+        """What has to be fed, in order and at most `piece` tokens at a time, for `ids` to be written down; the room is
+        made now, once for all."""
         self.check_in_step()
         window = self.stream.window
         if window is not None and (need := self.stream.held + len(ids) - window.budget) > 0:
             turns = leaving(self.ledger.turns, first=self.first, need=need)
             if turns:
                 self.stream.evict(turns[-1].stop - self.first)
-        for start in range(0, max(1, len(ids)), piece):
-            yield self._step(ids[start : start + piece])
+        parts = [ids[start : start + piece] for start in range(0, max(1, len(ids)), piece)]
+        return [Due(self.stream, part, self._written) for part in parts]
 
     def replay(self, ids: Sequence[int]) -> None:
         """Feed what was fed token by token, with the evictions that it had then, in as few pieces as that allows."""
@@ -191,11 +195,9 @@ class Conversation:
     def close(self) -> None:
         self.stream.close()
 
-    def _step(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        logits = self.stream.feed(ids)
+    def _written(self, ids: Sequence[int]) -> None:
         self.ledger.add(ids)
         self.fed += len(ids)
-        return logits
 
 
 def _pins(holds: Window | Policy[Any] | None) -> int:

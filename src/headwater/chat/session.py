@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
 from headwater.chat.answer import Answer, Watch
 from headwater.chat.conversation import Conversation
+from headwater.chat.due import Due, Steps, driven
 from headwater.chat.interrupts import whole_step
 from headwater.chat.keeper import Keeper
 from headwater.chat.ledger import Gone, Turn
@@ -194,11 +194,11 @@ class Chat:
         return self._pieces(text)
 
     def _pieces(self, text: str) -> Iterator[str]:
-        with closing(self._converse(text, None, None)) as steps:
-            yield from filter(None, steps)
+        yield from filter(None, driven(self._converse(text, None, None)))
 
-    def steps(self, text: str, *, piece: int = PIECE, watch: Watch | None = None) -> Generator[str, None, None]:
-        """As `send`, with control given back after every step of the model, so what is yielded may be empty.
+    def steps(self, text: str, *, piece: int = PIECE, watch: Watch | None = None) -> Steps:
+        """As `send`, for one who drives several: yields what has to be fed before it goes on (`Due`), and a piece of
+        text, which may be empty, for every token.
 
         A message goes in `piece` tokens at a time; one that nobody waits for any more is fed to its end all the same.
         `watch` is shown what every token was drawn from.
@@ -207,7 +207,7 @@ class Chat:
         check_message(text)
         return self._converse(text, piece, watch)
 
-    def _converse(self, text: str, piece: int | None, watch: Watch | None) -> Generator[str, None, None]:
+    def _converse(self, text: str, piece: int | None, watch: Watch | None) -> Steps:
         self._check_open()
         self._end_answer()
         began = self._clock()
@@ -216,6 +216,8 @@ class Chat:
             yield from self._ask(text, piece, watch)
             answer = self._answer
             while answer is not None and answer is self._answer:
+                if (due := answer.due) is not None:
+                    yield due
                 said, over = answer.step()
                 self._tokens_per_s = answer.tokens_per_s
                 if answer.tokens <= 1:
@@ -227,7 +229,7 @@ class Chat:
             if answer is None or answer is self._answer:
                 self._end_answer()
 
-    def _ask(self, text: str, piece: int | None, watch: Watch | None) -> Iterator[str]:
+    def _ask(self, text: str, piece: int | None, watch: Watch | None) -> Generator[Due, None, None]:
         """Feed a message, from making room for it to the opened answer."""
         talk = self._talk
         talk.check_in_step()
@@ -236,17 +238,19 @@ class Chat:
         question = talk.template.question(self.engine, before_it + text, first=first)
         if not talk.fits(len(question) + 1 + len(talk.template.answer_close)):
             raise ContextFull(f"the message takes {len(question)} tokens and {talk.full}")
-        before, start, size = talk.gone, len(talk.ledger), piece or len(question)
-        fed = talk.feeding(question, size)
+        before, start = talk.gone, len(talk.ledger)
+        dues = talk.dues(question, piece or len(question))
         try:
-            for _ in range(size, len(question), size):
-                with whole_step():
-                    next(fed)
-                yield ""
+            for due in dues:
+                yield due
+                due.result()
         except GeneratorExit:
             pass  # half a message would be nobody's: the rest is fed below
         with whole_step():
-            *_, logits = fed
+            for due in dues:
+                if not due.fed:
+                    due.feed()
+                    due.result()
             talk.add_turn("user", text, start=start, before=before)
             self._write_down(**self._reminders.brought)
             self._tell(talk.gone.since(before))
@@ -254,7 +258,7 @@ class Chat:
                 self.engine,
                 talk,
                 self._sampler,
-                logits,
+                dues[-1].result(),
                 asked=before,
                 stop=self.stop,
                 max_tokens=self.max_tokens,

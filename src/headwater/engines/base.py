@@ -17,7 +17,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from headwater.engines.snapshot import Held, SavedSnapshot, Snapshot
-from headwater.errors import UnsupportedCall
+from headwater.errors import UnsupportedCall, UsageError
 from headwater.policies.window import Window
 
 
@@ -195,6 +195,21 @@ class Engine(ABC):
         where it was written. Raises BudgetError when it does not fit the model's positions."""
 
     @property
+    def apart(self) -> str | None:
+        """Why `feed_together` computes its streams one after another; None where their steps are computed together."""
+        return "this engine computes one stream at a time"
+
+    def feed_together(self, streams: Sequence[Stream], tokens: Sequence[int]) -> list[NDArray[np.float32] | Exception]:
+        """Feed one token to each of several streams of this engine; for each what `feed` returns, or what it raises.
+
+        Every stream is left as it would be had it been alone: the same is held, and the logits differ by no more than
+        sums in another order do. What goes wrong in one is nothing to the others. An engine that can (`apart`) reads
+        its weights once for all of them. Raises UsageError, with nothing fed, for a stream that is there twice.
+        """
+        check_distinct(streams)
+        return [fed_one(stream, token) for stream, token in zip(streams, tokens, strict=True)]
+
+    @property
     def fingerprint(self) -> str:
         """What tells this model, its weights and its precision from every other; a snapshot is good for one only."""
         raise UnsupportedCall(f"{self.name} runs on an engine whose streams cannot be saved")
@@ -253,3 +268,17 @@ class Engine(ABC):
 
     def close(self) -> None:
         """Give the model back. Streams of a closed engine must not be used."""
+
+
+def check_distinct(streams: Sequence[Stream]) -> None:
+    """Raises UsageError for streams of which one is there twice."""
+    if len({id(stream) for stream in streams}) < len(streams):
+        raise UsageError(f"{len(streams)} streams were given and some are the same; give each once")
+
+
+def fed_one(stream: Stream, token: int) -> NDArray[np.float32] | Exception:
+    """What feeding a token returns, or raises."""
+    try:
+        return stream.feed([token])
+    except Exception as error:
+        return error

@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 
 from headwater.cache.adapter import WindowCache
 from headwater.cache.host import HostMemory
-from headwater.cache.hosted import Examined, load_stock, stock_bytes, stock_cache, stock_state
+from headwater.cache.hosted import Examined, base_model, load_stock, stock_bytes, stock_cache, stock_state
 from headwater.cache.policy_cache import PolicyCache, attach
+from headwater.cache.probe import read_rope
 from headwater.cache.saved import State
+from headwater.cache.together import Row
 from headwater.engines.base import Evicted, Stream
 from headwater.engines.snapshot import Content, Held, Snapshot
 from headwater.engines.torch_parts import as_part, as_tensor
@@ -107,6 +109,17 @@ class TorchStream(Stream):
             self._next = before = after[-1].clone()
         return np.concatenate(scores)
 
+    def row(self, token: int) -> Row | None:
+        """What takes part in a step of several streams, to be fed a token; None where the next step is its own affair.
+        Raises as `feed` does."""
+        self._checked([token])
+        return None
+
+    def predicted(self, logits: torch.Tensor) -> NDArray[np.float32]:
+        """A step of several streams left these for the next token; the caller's own copy of them."""
+        self._next = logits
+        return logits.cpu().numpy().copy()
+
     def _prediction(self) -> torch.Tensor:
         if self._next is None:
             raise UsageError("nothing predicts the first of these tokens; feed at least one token before scoring")
@@ -149,6 +162,23 @@ class TorchStream(Stream):
         self._cache, self._next = None, None
 
 
+class StockRow:
+    """The model's own cache as a row among others."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+
+    @property
+    def layers(self) -> list[Any]:
+        return self._cache.layers
+
+    def begin_one(self) -> int:
+        return self._cache.get_seq_length()
+
+    def end_one(self) -> None:
+        pass
+
+
 class WindowStream(TorchStream):
     """A conversation in a fixed budget, over a WindowCache."""
 
@@ -169,6 +199,10 @@ class WindowStream(TorchStream):
 
     def _piece(self, count: int) -> int:
         return self._cache.exact_chunk(count)
+
+    def row(self, token: int) -> Row | None:
+        self._checked([token])
+        return self._cache
 
     def _fill(self, state: State, path: Path) -> None:
         self._cache.load(state)
@@ -262,6 +296,8 @@ class GrowingStream(TorchStream):
     def __init__(self, engine: Host, limit: int, *, reindex: bool) -> None:
         super().__init__(engine, stock_cache(engine.model), reindex=reindex)
         self.limit_tokens = limit
+        self._steady = read_rope(base_model(engine.model)).last_position is None
+        """Whether no position changes the model's frequencies, which all rows of a step have in common."""
 
     def _checked(self, tokens: Sequence[int]) -> list[int]:
         checked = super()._checked(tokens)
@@ -274,6 +310,10 @@ class GrowingStream(TorchStream):
 
     def _piece(self, count: int) -> int:
         return count
+
+    def row(self, token: int) -> Row | None:
+        self._checked([token])
+        return StockRow(self._cache) if self._steady else None
 
     def _fill(self, state: State, path: Path) -> None:
         load_stock(self._cache, state)

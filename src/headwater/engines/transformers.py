@@ -15,16 +15,18 @@ from typing import Any
 import jinja2
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from headwater.cache.hosted import Examined, examine
 from headwater.engines.attention import Watcher
-from headwater.engines.base import AttentionBlock, Engine, ModelFacts, Restored
+from headwater.engines.base import AttentionBlock, Engine, ModelFacts, Restored, Stream
 from headwater.engines.models import load, resolve
 from headwater.engines.request import AttentionRequest, WeightType
 from headwater.engines.snapshot import Held, read_snapshot
 from headwater.engines.torch_parts import model_fingerprint
 from headwater.engines.torch_streams import GrowingStream, PolicyStream, TorchStream, WindowStream
-from headwater.errors import BudgetError, UnsupportedModel, UsageError
+from headwater.engines.torch_together import Together
+from headwater.errors import BudgetError, CacheStateError, UnsupportedModel, UsageError
 from headwater.policies import Policy
 from headwater.policies.signals import ATTENTION
 
@@ -40,6 +42,7 @@ class TransformersEngine(Engine):
         self.name = name
         self.template = template or tokenizer.chat_template
         self._watcher: Watcher | None = None
+        self._together: Together | None = Together(self.model)
         self._fingerprint: str | None = None
         self._examined: dict[tuple[torch.dtype, torch.device], Examined] = {}
         text = model.config.get_text_config(decoder=True)
@@ -96,6 +99,18 @@ class TransformersEngine(Engine):
         if place not in self._examined:
             self._examined[place] = examine(self.model)
         return self._examined[place]
+
+    @property
+    def apart(self) -> str | None:
+        return self._stepping().refusal
+
+    def feed_together(self, streams: Sequence[Stream], tokens: Sequence[int]) -> list[NDArray[np.float32] | Exception]:
+        return self._stepping().feed(streams, tokens)
+
+    def _stepping(self) -> Together:
+        if self._together is None:
+            raise CacheStateError("the engine is closed; open a new one")
+        return self._together
 
     @property
     def fingerprint(self) -> str:
@@ -162,7 +177,7 @@ class TransformersEngine(Engine):
         return self._watcher
 
     def close(self) -> None:
-        self.model = self.tokenizer = self._watcher = None
+        self.model = self.tokenizer = self._watcher = self._together = None
 
 
 def _ids(value: Any) -> list[int]:

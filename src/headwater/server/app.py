@@ -22,8 +22,13 @@ from headwater.server import chat_api, page, responses_api, sessions_api, state_
 from headwater.server.guard import Guard
 from headwater.server.refused import Refused, place_of, refusal
 from headwater.server.service import Service
+from headwater.server.wire import Trouble
 
 log = logging.getLogger("headwater.server")
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": Trouble, "description": "What is wrong with the request, in the original's shape."},
+    "5XX": {"model": Trouble, "description": "The server could not; the session is whole."},
+}
 
 
 def create_app(service: Service) -> FastAPI:
@@ -41,6 +46,7 @@ def create_app(service: Service) -> FastAPI:
         version=__version__,
         summary="A language model's conversations, without end in a fixed amount of KV cache.",
         lifespan=lifespan,
+        responses=ERRORS,
         docs_url=None,
         redoc_url=None,
     )

@@ -27,6 +27,7 @@ from headwater.server.refused import Refused, refusal
 from headwater.server.service import Answering, Service, ended
 from headwater.server.sessions import sampled
 from headwater.server.wire import (
+    EVENTS,
     ChatRequest,
     CompletionRequest,
     Wire,
@@ -85,7 +86,7 @@ def most_tokens(server: Service, given: int | None, name: str) -> int:
 # Chat.
 
 
-@router.post("/v1/chat/completions", tags=["OpenAI"])
+@router.post("/v1/chat/completions", tags=["OpenAI"], responses=EVENTS)
 async def chat_completions(
     body: ChatRequest,
     request: Request,
@@ -197,7 +198,7 @@ class _Chat:
 # Completions.
 
 
-@router.post("/v1/completions", tags=["OpenAI"])
+@router.post("/v1/completions", tags=["OpenAI"], responses=EVENTS)
 async def completions(body: CompletionRequest, request: Request, server: Server, owner: Owner) -> Any:
     """What comes after a text, in the budget of a session but without one."""
     refuse_unsupported(body)

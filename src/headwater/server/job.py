@@ -14,12 +14,16 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from headwater.chat.due import Due
 from headwater.chat.sampling import Sampling
 from headwater.chat.stats import Stats
 from headwater.engines.base import Engine
 from headwater.errors import ContextFull, HeadwaterError, UsageError
 from headwater.server.history import History
 from headwater.server.sessions import NoRoom, Sessions, Taken
+
+Work = Generator[Due | None, None, None]
+"""What a job does: it asks for tokens to be fed, or, with None, to be asked again later."""
 
 Reason = Literal["stop", "length", "left", "timeout", "shutdown"]
 
@@ -114,8 +118,8 @@ class Job:
             self.end = "timeout"
         return self.end
 
-    def run(self) -> Generator[None, None, None]:
-        """Do all of it, a step each time it is asked to go on."""
+    def run(self) -> Work:
+        """Do all of it; ask for what has to be fed."""
         raise NotImplementedError
 
 
@@ -126,7 +130,7 @@ class ChatJob(Job):
     sessions: Callable[[], Sessions]
     question: Question
 
-    def run(self) -> Generator[None, None, None]:
+    def run(self) -> Work:
         self.started, taken = self.clock(), None
         try:
             sessions = self.sessions()
@@ -168,7 +172,7 @@ class ChatJob(Job):
                 return None
             raise
 
-    def _answer(self, sessions: Sessions, taken: Taken) -> Generator[None, None, None]:
+    def _answer(self, sessions: Sessions, taken: Taken) -> Work:
         chat, question = taken.live.chat, self.question
         if question.sampling != chat.sampling or question.sampling.seed is not None:
             chat.draw_by(question.sampling)
@@ -192,11 +196,12 @@ class ChatJob(Job):
                             prompt_tokens=now.seen,
                         )
                     )
-                if said or watch.fresh:
+                if isinstance(said, str) and (said or watch.fresh):
                     self.emit(Piece(text=said, likely=watch.take()))
                 if (reason := self.over) is not None:
                     break
-                yield
+                if isinstance(said, Due):
+                    yield said
         except ContextFull:
             if not asked:
                 raise

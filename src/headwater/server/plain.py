@@ -5,15 +5,15 @@ Knows in what order things happen. Does not know HTTP, nor who else is waiting.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
 
 from headwater.chat.continuing import Continuation
+from headwater.chat.due import Due
 from headwater.chat.sampling import Sampling
 from headwater.chat.session import PIECE
 from headwater.engines.base import Engine
 from headwater.errors import ContextFull
-from headwater.server.job import Asked, Done, Failed, Job, Piece, Reason, Watcher
+from headwater.server.job import Asked, Done, Failed, Job, Piece, Reason, Watcher, Work
 from headwater.server.sessions import Manner
 
 
@@ -28,7 +28,7 @@ class PlainJob(Job):
     max_tokens: int
     stop: tuple[str, ...] = ()
 
-    def run(self) -> Generator[None, None, None]:
+    def run(self) -> Work:
         self.started = self.clock()
         watch = Watcher(self.engine, None)
         try:
@@ -49,11 +49,12 @@ class PlainJob(Job):
                     if not asked and watch.surprise is not None:
                         asked = True
                         self.emit(_asked(text.prompt_tokens))
-                    if said:
+                    if isinstance(said, str) and said:
                         self.emit(Piece(text=said))
                     if (reason := self.over) is not None:
                         break
-                    yield
+                    if isinstance(said, Due):
+                        yield said
             except ContextFull:
                 if not text.tokens:
                     raise

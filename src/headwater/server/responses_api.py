@@ -31,7 +31,16 @@ from headwater.server.job import Asked, Done, Event, Failed, Piece, Question
 from headwater.server.refused import Refused
 from headwater.server.service import Service
 from headwater.server.sessions import Sessions, sampled
-from headwater.server.wire import Drawing, Message, TextPart, Wire, history_of, refuse_unsupported, session_named
+from headwater.server.wire import (
+    EVENTS,
+    Drawing,
+    Message,
+    TextPart,
+    Wire,
+    history_of,
+    refuse_unsupported,
+    session_named,
+)
 
 router = APIRouter(tags=["OpenAI"])
 LONGEST_ID = 200
@@ -104,7 +113,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 """As in `wire`. Nothing is ever truncated here, so either way of doing it is right."""
 
 
-@router.post("/v1/responses")
+@router.post("/v1/responses", responses=EVENTS)
 async def create_response(
     body: ResponseRequest, request: Request, server: Server, owner: Owner, x_headwater_session: Named = None
 ) -> Any:

@@ -167,9 +167,12 @@ def _say(service: Service, listener: socket.socket, keys: Keys, engine: str) -> 
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     policy, names = service.manner.policy, [key.name for key in keys.all()]
+    apart = service.engine.apart
+    together = "computed together" if apart is None else f"computed one after another ({apart})"
     lines = [
         f"model     {service.engine.name} on {engine}, {policy.name}, budget {policy.budget} tokens",
         f"a session {size(service.shelf.session_bytes)} of cache; {size(service.options.memory_bytes)} for all",
+        f"answers   {together}, up to {service.options.most_active} at a time",
         f"API       http://{shown}:{port}/v1",
         f"page      http://{shown}:{port}/",
         f"keys      {', '.join(names) if names else 'none; only this machine can reach it'}",

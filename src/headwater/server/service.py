@@ -73,7 +73,7 @@ class Service:
         self.clock = clock
         self.began = int(time.time())
         self.metrics = Metrics()
-        self.worker = Worker(most_active=options.most_active)
+        self.worker = Worker(engine, most_active=options.most_active)
         self.token_bytes, session_bytes = cost(engine, manner)
         self.shelf = Shelf(limit_bytes=options.memory_bytes, session_bytes=session_bytes)
         self.draining = False

@@ -245,3 +245,22 @@ def session_named(header: str | None, user: str | None) -> str | None:
     if header is not None and by_user is not None and header != by_user:
         raise Refused(400, f"x-headwater-session names {header!r} and user names {by_user!r}; name one.", param="user")
     return header if header is not None else by_user
+
+
+class Reason(BaseModel):
+    """What went wrong. `param` is the field that it is about."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Trouble(BaseModel):
+    """An error."""
+
+    error: Reason
+
+
+EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+"""What the document says beside JSON of an answer that can be a stream."""

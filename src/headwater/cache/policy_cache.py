@@ -136,7 +136,7 @@ class KeptOf(OurLayer):
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        if _attending.get() is not self._cache():  # said before a layer of the model's own takes the tokens in
+        if UNDER_WAY.get() is not self._cache():  # said before a layer of the model's own takes the tokens in
             raise foreign()
         return query_length, self._seen()
 

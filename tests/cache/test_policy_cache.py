@@ -25,7 +25,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "scissorhands": {"recent_window": 4},
     "tova": {},
     "snapkv": {"recent_window": 4, "obs_window": 5},
-    "pyramidkv": {"recent_window": 3, "obs_window": 5},
+    "pyramidkv": {"recent_window": 2, "obs_window": 5},
     "random": {},
 }
 LOOKING = list(SMALL)

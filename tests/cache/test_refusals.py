@@ -346,3 +346,12 @@ def test_attention_that_is_no_number_never_decides_what_is_kept(
         cache.reset()
         feed(model, cache)
     assert cache.seen == 9
+
+
+def test_a_prompt_whose_attention_is_no_number_is_not_picked_from(model: Any) -> None:
+    cache = PolicyCache(model, SnapKV(budget=20, recent_window=4), mode="prompt")
+    with shown(model):
+        model.model.layers[1].self_attn.q_proj.weight[0] = torch.nan
+        with pytest.raises(UnsupportedModel, match="attention is not a number, so snapkv cannot tell"):
+            model(input_ids=tiny.tokens(30), cache=cache)
+    assert cache.seen == 0

@@ -79,11 +79,7 @@ class Holdings:
         After several have left at once, what is held has to be laid into the first slots, in order: returns where it
         lies, and counts on it. Raises UnsupportedModel for weights that are no numbers.
         """
-        if not np.isfinite(weights).all():
-            raise UnsupportedModel(
-                f"the model's attention is not a number, so {self.policy.name} cannot tell what to keep; try another "
-                f"dtype, such as float32"
-            )
+        self._check(weights)
         signal = self.policy.signal
         for index in range(weights.shape[1]):
             before = self.slots.positions.shape[1]
@@ -103,6 +99,7 @@ class Holdings:
 
         The policy is shown the same as if the tokens had come one by one and nothing had left before the last.
         """
+        self._check(weights)
         signal, start = self.policy.signal, count - weights.shape[1]
         positions = np.broadcast_to(np.arange(start), (self.rows, start))
         slots: Slots[Any] = Slots(positions=positions, state=signal.fresh(positions))
@@ -114,6 +111,13 @@ class Holdings:
         self.written[:, : kept.shape[1]] = first + kept
         self._marks = [Mark(seen=count, slots=self.slots)]
         return kept
+
+    def _check(self, weights: NDArray[np.float32]) -> None:
+        if not np.isfinite(weights).all():
+            raise UnsupportedModel(
+                f"the model's attention is not a number, so {self.policy.name} cannot tell what to keep; try another "
+                f"dtype, such as float32"
+            )
 
     def _remember(self, given: NDArray[np.float32] | None) -> None:
         """Two marks at the most, `ROLLBACK` tokens apart: from one of them the way back is never longer than that."""

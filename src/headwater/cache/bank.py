@@ -53,6 +53,10 @@ class Bank:
             self.pristine = torch.zeros(*lead, kept, shape.key_dim, dtype=torch.float32, device=shape.device)
 
     @property
+    def batch(self) -> int:
+        return self.keys.shape[1]
+
+    @property
     def nbytes(self) -> int:
         """Physical bytes of the buffers."""
         return sum(t.untyped_storage().nbytes() for t in (self.keys, self.values, self.pristine))

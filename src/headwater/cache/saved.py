@@ -1,6 +1,6 @@
 """What a cache is made of, taken out and put back: numbers that JSON can hold, and tensors on the host.
 
-Knows the ring, its banks, and the layers that a model keeps by itself. Does not know files or transformers; the adapter
+Knows rings, kept layers, and the layers that a model keeps by itself. Does not know files or transformers; the adapter
 says which layers of a model's own can be saved. What is taken out is a copy: the cache may go on meanwhile.
 """
 
@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwater.cache.bank import Bank
+from headwater.cache.any_ring import AnyRing
 from headwater.cache.host import Copies
 from headwater.cache.kept import KeptGroup
 from headwater.cache.ledger import Ledger
-from headwater.cache.ring import Ring
 from headwater.errors import SnapshotError
 from headwater.policies import Slots
 
@@ -33,7 +32,7 @@ class State:
         return State(numbers={**self.numbers, **other.numbers}, tensors={**self.tensors, **other.tensors})
 
 
-def ring_state(ring: Ring, copies: Copies) -> State:
+def ring_state(ring: AnyRing[Any], copies: Copies) -> State:
     """A ring: only slots that hold something, and the pins' keys as they were written."""
     ledger = ring.ledger
     numbers = {
@@ -41,18 +40,23 @@ def ring_state(ring: Ring, copies: Copies) -> State:
         "gone": ledger.gone,
         "evicted_at": ledger.evicted_at,
         "base": ring.base,
-        "batch": next((bank.keys.shape[1] for bank in ring.banks.values()), 0),
+        "batch": ring.batch,
+        **ring.facts(),
     }
     tensors = {"positions": torch.tensor(ledger.position_of, dtype=torch.int64)}
-    for index, bank in enumerate(ring.banks.values()):
-        for name, part in _parts(bank, ledger).items():
-            tensors[f"bank.{index}.{name}"] = copies.copied(part)
+    for name, part in ring.parts().items():
+        tensors[name] = copies.copied(part)
     return State(numbers=numbers, tensors=tensors)
 
 
-def load_ring(ring: Ring, state: State) -> None:
+def load_ring(ring: AnyRing[Any], state: State) -> None:
     """Make an empty ring what it was. Raises SnapshotError for a state that does not fit the ring."""
     numbers = state.numbers
+    if (kind := numbers.get("kv_dtype")) != ring.kv_dtype:
+        raise SnapshotError(
+            f"the snapshot holds K and V {_kind(kind)}, and this cache keeps them {_kind(ring.kv_dtype)}; restore it "
+            f"with kv_dtype={kind!r}"
+        )
     places = state.tensors["positions"].tolist()
     if len(places) != numbers["seen"] - numbers["gone"] or len(places) > ring.window.budget:
         raise SnapshotError(f"the snapshot holds {len(places)} tokens, which do not fit a {ring.window}")
@@ -69,19 +73,13 @@ def load_ring(ring: Ring, state: State) -> None:
         slot_of={position: slot for slot, position in enumerate(places)},
         position_of=places,
     )
-    for index, bank in enumerate(ring.banks.values()):
-        for name, part in _parts(bank, ring.ledger).items():
-            _fill(part, state.tensors[f"bank.{index}.{name}"])
+    ring.recall(numbers)
+    for name, part in ring.parts().items():
+        _fill(part, state.tensors[name])
 
 
-def _parts(bank: Bank, ledger: Ledger) -> dict[str, Tensor]:
-    """The parts of a bank's buffers that are in use."""
-    pins = min(bank.pins, ledger.seen)
-    return {
-        "keys": bank.keys[..., : ledger.held, :],
-        "values": bank.values[..., : ledger.held, :],
-        "pristine": bank.pristine[..., :pins, :],
-    }
+def _kind(kv_dtype: str | None) -> str:
+    return "in the model's precision" if kv_dtype is None else f"in {kv_dtype}"
 
 
 def kept_state(seen: int, groups: Sequence[KeptGroup], copies: Copies) -> State:

@@ -12,7 +12,15 @@ from jaxtyping import install_import_hook
 
 # Shapes are checked where tensors live, and only here: a checked call costs fifty times a plain one.
 # Left out: what can be made, policies and traces. There a parameter of the wrong type would never reach the refusal.
-CACHE = ("cache.bank", "cache.ring", "cache.probe", "cache.ledger", "cache.host")
+CACHE = (
+    "cache.bank",
+    "cache.ring",
+    "cache.quantised",
+    "cache.quantised_ring",
+    "cache.probe",
+    "cache.ledger",
+    "cache.host",
+)
 POLICIES = ("policies.base", "policies.signals", "policies.protection", "policies.pooled_history")
 TRACES = ("traces.result", "traces.heavy", "traces.window_run")
 install_import_hook([f"headwater.{room}" for room in CACHE + POLICIES + TRACES], "beartype.beartype")

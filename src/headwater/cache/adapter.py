@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from headwater.cache.any_ring import AnyRing
 from headwater.cache.bank import Shape, cosines
 from headwater.cache.call import Call, read_call
 from headwater.cache.host import Copies
@@ -34,9 +35,10 @@ from headwater.cache.hosted import (
     stock_state,
 )
 from headwater.cache.policy_cache import PolicyCache
+from headwater.cache.quantised_ring import QuantisedRing
 from headwater.cache.ring import Ring
 from headwater.cache.saved import State, load_ring, ring_state
-from headwater.errors import BudgetError, CacheStateError, UnsupportedCall, UsageError
+from headwater.errors import BudgetError, CacheStateError, UnknownName, UnsupportedCall, UsageError
 from headwater.policies import POLICIES, Policy
 from headwater.policies import policy as make_policy
 from headwater.policies.window import Window
@@ -45,6 +47,9 @@ from headwater.rotary import rotate
 WINDOWED, SINKS = "streaming-llm", 4
 """What a WindowCache is, unless something else is asked for."""
 
+KV_DTYPES: dict[str, type[AnyRing[Any]]] = {"int8": QuantisedRing}
+"""What K and V can be kept as under a window, beside what the model makes them."""
+
 LONGEST_FRAME = 16_384
 """Positions handed to the model stay below this when they can: there float32 angles are still exact to 1e-3."""
 
@@ -52,7 +57,7 @@ LONGEST_FRAME = 16_384
 class RingLayer(OurLayer):
     """One full-attention layer of a WindowCache: hands everything on to the ring."""
 
-    def __init__(self, ring: Ring, index: int) -> None:
+    def __init__(self, ring: AnyRing[Any], index: int) -> None:
         self.ring, self.index = ring, index
 
     @property
@@ -92,6 +97,10 @@ class WindowCache(HostedCache):
     reduce: how query heads that share a kv-head vote, "mean" or "max". mode: "prompt" lets snapkv and pyramidkv pick
     from the prompt at its end, as in their papers.
 
+    kv_dtype: "int8" keeps K and V as int8 with a float32 scale for every token and kv-head, apart from the pins and the
+    newest 16 to 31 tokens (fewer in a small window): about a quarter of float32's bytes, exactly those of
+    `QuantisedRing`. A token is quantised once. After `rollback`, tokens that were quantised stay so.
+
     The cache belongs to `model`, may be passed to `generate` or to the model again and again, and holds one
     conversation (rows of a batch advance together); `reset()` starts over and gives the memory back. Raises
     BudgetError when the numbers do not fit each other or the model, UnsupportedModel when the model's positions
@@ -119,6 +128,7 @@ class WindowCache(HostedCache):
         policy: str | Policy[Any] = WINDOWED,
         reduce: str = "mean",
         mode: str = "decode",
+        kv_dtype: str | None = None,
         examined: Examined | None = None,
     ) -> None:
         if reduce != "mean" or mode != "decode":
@@ -134,7 +144,9 @@ class WindowCache(HostedCache):
         stock, shapes = list(stock_cache(model).layers), found.shapes
         own = full_layers(model, stock)
         self.window = window
-        self.ring = Ring(window, [cast(Shape, shapes[index]) for index in own], reindex=reindex == "auto")
+        self.ring = ring_kind(kv_dtype)(
+            window, [cast(Shape, shapes[index]) for index in own], reindex=reindex == "auto"
+        )
         layers: list[Any] = list(stock)
         for place, index in enumerate(own):
             layers[index] = RingLayer(self.ring, place)
@@ -219,7 +231,10 @@ class WindowCache(HostedCache):
         would have seen alone (`stepwise`)."""
         if self._rope_limit is not None:  # after a rebase the next position is `held`
             count = min(count, self._rope_limit - self.held)
-        return self.ring.exact_chunk(count) if self._can_be_exact else min(count, self.ring.ledger.room)
+        if self.ring.kv_dtype is not None:  # the frame moves where it would token by token: keys age as turned there
+            left = self._rebase_at - self.ring.next_position
+            count = min(count, left if left > 0 else self._rebase_at - self.held)
+        return self.ring.exact_chunk(count) if self._can_be_exact else self.ring.calm(count)
 
     @property
     def _can_be_exact(self) -> bool:
@@ -235,8 +250,7 @@ class WindowCache(HostedCache):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.ring.banks:
-            batch = next(iter(self.ring.banks.values())).keys.shape[1]
-            self.batch_select_indices(torch.arange(batch).repeat_interleave(repeats))
+            self.batch_select_indices(torch.arange(self.ring.batch).repeat_interleave(repeats))
 
     # A forward pass.
 
@@ -341,6 +355,25 @@ def _numbers(policy: str | Policy[Any], budget: int | None, sinks: int | None) -
     return window.budget, window.pins
 
 
+def ring_kind(kv_dtype: str | None) -> type[AnyRing[Any]]:
+    """The ring that keeps K and V so; None is as the model makes them. Raises UnknownName."""
+    if kv_dtype is None:
+        return Ring
+    if not isinstance(kv_dtype, str) or kv_dtype not in KV_DTYPES:
+        raise UnknownName("kv_dtype", str(kv_dtype), KV_DTYPES, also="None, the model's own precision")
+    return KV_DTYPES[kv_dtype]
+
+
+def refuse_kv_dtype(kv_dtype: str | None, policy: str) -> None:
+    """Raises UnsupportedCall where every head keeps its own, in another precision than the model's."""
+    ring_kind(kv_dtype)
+    if kv_dtype is not None:
+        raise UnsupportedCall(
+            f"kv_dtype={kv_dtype!r} works under streaming-llm and sliding-window; under {policy} every head keeps "
+            f"tokens of its own, in the model's precision: leave kv_dtype out, or take one of those policies"
+        )
+
+
 def _made(policy: str | Policy[Any], budget: int | None, sinks: int | None) -> Policy[Any]:
     return make_policy(policy, **{k: v for k, v in (("budget", budget), ("sinks", sinks)) if v is not None})
 
@@ -356,9 +389,11 @@ def _under_policy(
     *,
     reduce: str = "mean",
     mode: str = "decode",
+    kv_dtype: str | None = None,
     examined: Examined | None = None,
 ) -> PolicyCache:
     """The cache of a policy under which every head keeps its own."""
+    refuse_kv_dtype(kv_dtype, policy if isinstance(policy, str) else policy.name)
     live = _made(policy, budget, sinks).live(pinned, block)
     if not isinstance(live, Policy):
         raise UnsupportedCall(f"{live} keeps a window")

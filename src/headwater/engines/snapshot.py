@@ -38,6 +38,7 @@ DTYPES = {
     "U32": np.uint32,
     "I64": np.int64,
     "U8": np.uint8,
+    "I8": np.int8,
 }
 """How safetensors names what there is; NumPy has no bfloat16, whose bits are kept as integers."""
 

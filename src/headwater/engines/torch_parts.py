@@ -28,7 +28,7 @@ _ELSEWHERE = frozenset(
 """Facts of a configuration that change with how a model was loaded or is called, and not with what it computes."""
 
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
-_NAMES |= {torch.float64: "F64", torch.int32: "I32"}
+_NAMES |= {torch.float64: "F64", torch.int32: "I32", torch.int8: "I8"}
 
 
 def as_part(tensor: Tensor) -> Part:
@@ -46,13 +46,15 @@ def as_tensor(array: NDArray[Any], dtype: str) -> Tensor:
 
 
 @torch.inference_mode()
-def model_fingerprint(model: Any, facts: ModelFacts) -> str:
-    """A sha256 over the configuration, the tokenizer, and every tensor's name, shape, precision and a sample of
-    `SAMPLED` of its numbers, evenly spread. Weights that differ only between the samples are not told apart."""
+def model_fingerprint(model: Any, facts: ModelFacts, kv_dtype: str | None = None) -> str:
+    """A sha256 over the configuration, the tokenizer, what K and V are kept as (None: as they are made), and every
+    tensor's name, shape, precision and a sample of `SAMPLED` of its numbers, evenly spread. Weights that differ only
+    between the samples are not told apart."""
     config = {
         key: value for key, value in model.config.to_dict().items() if not key.startswith("_") and key not in _ELSEWHERE
     }
     known = [facts.architecture, facts.precision, facts.tokenizer_sha256, config]
+    known += [] if kv_dtype is None else [kv_dtype]
     seal = hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
         flat = tensor.detach().reshape(-1)

@@ -42,6 +42,7 @@ class Host(Protocol):
 
     model: Any
     vocab_size: int
+    kv_dtype: str | None
 
     @property
     def fingerprint(self) -> str: ...
@@ -191,6 +192,7 @@ class WindowStream(TorchStream):
             pinned=window.pins,
             block=window.block,
             reindex="auto" if reindex else "none",
+            kv_dtype=engine.kv_dtype,
             examined=engine.examined(),
         )
         cache.stepwise = True

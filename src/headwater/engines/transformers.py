@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headwater.cache.adapter import refuse_kv_dtype, ring_kind
 from headwater.cache.hosted import Examined, examine
 from headwater.engines.attention import Watcher
 from headwater.engines.base import AttentionBlock, Engine, ModelFacts, Restored, Stream
@@ -36,11 +37,17 @@ class TransformersEngine(Engine):
 
     supplies = frozenset({ATTENTION})
 
-    def __init__(self, model: Any, tokenizer: Any, *, name: str, template: str | None = None) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, *, name: str, template: str | None = None, kv_dtype: str | None = None
+    ) -> None:
         self.model: Any = model.eval()
         self.tokenizer: Any = tokenizer
         self.name = name
         self.template = template or tokenizer.chat_template
+        self.kv_dtype = kv_dtype
+        ring_kind(kv_dtype)
+        if kv_dtype is not None:
+            self.choices = (f"K and V are {kv_dtype} under a window; what keeps everything has the model's precision",)
         self._watcher: Watcher | None = None
         self._together: Together | None = Together(self.model)
         self._fingerprint: str | None = None
@@ -52,12 +59,20 @@ class TransformersEngine(Engine):
 
     @classmethod
     def load(
-        cls, model: str, *, dtype: str = "float32", device: str = "cpu", template: str | None = None
+        cls,
+        model: str,
+        *,
+        dtype: str = "float32",
+        device: str = "cpu",
+        template: str | None = None,
+        kv_dtype: str | None = None,
     ) -> TransformersEngine:
-        """Load a known name, a folder, a GGUF file or a hub id; `template` is Jinja text for models without one."""
+        """Load a known name, a folder, a GGUF file or a hub id; `template` is Jinja text for models without one,
+        `kv_dtype` what K and V are kept as under a window (see WindowCache)."""
+        ring_kind(kv_dtype)  # before a model is loaded
         resolved = resolve(model)
         loaded, tokenizer = load(resolved, dtype=dtype, device=device)
-        return cls(loaded, tokenizer, name=model, template=template)
+        return cls(loaded, tokenizer, name=model, template=template, kv_dtype=kv_dtype)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=not special))
@@ -83,6 +98,7 @@ class TransformersEngine(Engine):
         if window is not None and limit_tokens is not None:
             raise UsageError("limit_tokens is for a stream without a window; one with a window never ends")
         if isinstance(window, Policy):
+            refuse_kv_dtype(self.kv_dtype, window.name)
             return PolicyStream(self, window, reindex=reindex)
         if window is not None:
             return WindowStream(self, window, reindex=reindex)
@@ -115,7 +131,7 @@ class TransformersEngine(Engine):
     @property
     def fingerprint(self) -> str:
         if self._fingerprint is None:
-            self._fingerprint = model_fingerprint(self.model, self.facts())
+            self._fingerprint = model_fingerprint(self.model, self.facts(), self.kv_dtype)
         return self._fingerprint
 
     def restore(

@@ -72,6 +72,7 @@ demo: model ## compare the policies on the embedded model over a real conversati
 
 bench: model ## measure the cache, the engines, the replay, and a long text (TEXT=FILE for another)
 	$(BIN)/python -m bench.cache
+	$(BIN)/python -m bench.int8
 	$(BIN)/python -m bench.engines --text $(TEXT)
 	$(BIN)/python -m bench.replay
 	$(BIN)/python -m bench.server

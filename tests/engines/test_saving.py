@@ -12,7 +12,8 @@ import transformers
 
 from headwater.engines.snapshot import Snapshot
 from headwater.engines.transformers import TransformersEngine
-from headwater.errors import CacheStateError, SnapshotError, UnsupportedCall
+from headwater.errors import CacheStateError, SnapshotError, UnknownName, UnsupportedCall
+from headwater.policies import policy
 from headwater.policies.window import Window
 from tests import tiny
 from tests.engines.test_attention import NoTokenizer
@@ -216,3 +217,23 @@ def test_only_what_is_held_is_written(tmp_path: Path):
     large = stream.save(tmp_path / "s").nbytes
     assert small < large / 3
     assert large < stream.nbytes * 1.02 + 8192
+
+
+@pytest.mark.parametrize("family", ["llama", "glm4", "gemma3", "smollm3"])
+@pytest.mark.parametrize("before", [5, 50, 620])
+def test_a_stream_in_int8_goes_on_to_the_bit(family: str, before: int, tmp_path: Path):
+    """Before anything aged, after evictions, after a rebase."""
+    opened = TransformersEngine(tiny.build(family), NoTokenizer(), name="tiny", kv_dtype="int8")
+    stream = opened.open(WINDOW)
+    stream.feed(IDS[:before])
+    goes_on(opened, stream, tmp_path / "s")
+    with pytest.raises(SnapshotError, match="of another model"):
+        engine(opened.model).restore(tmp_path / "s", WINDOW)
+
+
+def test_int8_is_refused_where_every_head_keeps_its_own():
+    opened = TransformersEngine(tiny.build("llama"), NoTokenizer(), name="tiny", kv_dtype="int8")
+    with pytest.raises(UnsupportedCall, match="works under streaming-llm and sliding-window; under tova"):
+        opened.open(policy("tova", budget=40))
+    with pytest.raises(UnknownName, match="unknown kv_dtype 'int3'"):
+        TransformersEngine.load("no such model", kv_dtype="int3")

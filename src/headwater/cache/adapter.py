@@ -98,7 +98,7 @@ class WindowCache(HostedCache):
     from the prompt at its end, as in their papers.
 
     kv_dtype: "int8" keeps K and V as int8 with a float32 scale for every token and kv-head, apart from the pins and the
-    newest 16 to 31 tokens (fewer in a small window): about a quarter of float32's bytes, exactly those of
+    newest 8 to 15 tokens (fewer in a small window): about a quarter of float32's bytes, exactly those of
     `QuantisedRing`. A token is quantised once. After `rollback`, tokens that were quantised stay so.
 
     The cache belongs to `model`, may be passed to `generate` or to the model again and again, and holds one

@@ -36,9 +36,8 @@ class Quantised:
 def quantise(vectors: Shaped[Tensor, "*lead dim"]) -> Quantised:
     """Each vector by a scale of its own, so that its largest number becomes 127 or -127."""
     full = vectors.float()
-    scales = full.abs().amax(-1, keepdim=True) / LARGEST
-    numbers = (full / scales.clamp_min(torch.finfo(torch.float32).tiny)).round_().to(torch.int8)
-    return Quantised(numbers, scales)
+    scales = (full.abs().amax(-1, keepdim=True) / LARGEST).clamp_min_(torch.finfo(torch.float32).tiny)
+    return Quantised((full / scales).round_().to(torch.int8), scales)
 
 
 @dataclass(frozen=True, slots=True)

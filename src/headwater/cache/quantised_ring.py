@@ -29,7 +29,7 @@ from headwater.policies.window import Window
 Pair = tuple[Tensor, Tensor]
 """K and V."""
 
-GROUP = 16
+GROUP = 8
 """The most tokens that are quantised at a time."""
 
 GROUPS = 8
@@ -40,7 +40,7 @@ class QuantisedRing(AnyRing[QuantisedBank]):
     """K and V in int8, with a float32 scale for every token and kv-head.
 
     A layer and row takes `kv_heads * ((key_dim + value_dim + 8) * (budget - pins - group) + itemsize * (key_dim +
-    value_dim) * (pins + 2 * group - 1) + 4 * key_dim * pins)` bytes; `group` is an eighth of the window and 16 at the
+    value_dim) * (pins + 2 * group - 1) + 4 * key_dim * pins)` bytes; `group` is an eighth of the window and 8 at the
     most. The last term, the pins' keys as they were written, is there only where keys are turned.
     """
 

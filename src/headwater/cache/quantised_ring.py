@@ -98,6 +98,7 @@ class QuantisedRing(AnyRing[QuantisedBank]):
     def begin(self, count: int, batch: int, *, exact: bool = False) -> Step:
         if not self.banks:
             self.make_banks(batch)
+        self._check_batch(batch)
         step = Step(count=count, wide=count > self.ledger.room, plan=self.ledger.plan(count))
         if exact and count > self.calm(count) and self._first >= 0:
             self._group(step)

@@ -243,6 +243,15 @@ def test_rows_of_a_batch_can_be_repeated_and_selected(model: Any) -> None:
             torch.testing.assert_close(swapped.flip(0), plain)
 
 
+def test_another_batch_is_refused_before_anything_runs(model: Any) -> None:
+    cache = quantised(model)
+    with torch.inference_mode():
+        model(input_ids=tiny.tokens(50), cache=cache)
+        with pytest.raises(CacheStateError, match="batch of 1 rows and was given 2"):
+            model(input_ids=tiny.tokens(5, rows=2), cache=cache)
+    assert cache.ring.step is None and cache.seen == 50
+
+
 def test_every_held_token_is_seen(model: Any) -> None:
     """Change the value of any token held: the next logits move."""
 

@@ -96,7 +96,7 @@ def test_every_family_equals_the_twin_and_is_near_full_precision(name: str) -> N
 @pytest.mark.parametrize(("budget", "sinks", "block"), [(36, 4, 1), (36, 0, 7), (36, 20, 16), (90, 4, 3), (12, 8, 1)])
 def test_a_chunk_equals_token_by_token(budget: int, sinks: int, block: int, attention: str, reindex: bool) -> None:
     """Across groups that age, evictions and frames; float64, where next to no number lies on an edge."""
-    model = tiny.build("llama", attention=attention, dtype=torch.float64, max_position_embeddings=110)
+    model = tiny.build("llama", attention=attention, dtype=torch.float64, max_position_embeddings=95)
     tokens = tiny.tokens(200)
     options: dict[str, Any] = {"sinks": sinks, "block": block, "reindex": "auto" if reindex else "none"}
     full = feed(model, WindowCache(model, budget, **options), tokens, 64)
@@ -317,6 +317,19 @@ def test_rollback_into_what_has_aged(count: int) -> None:
     assert (ours - full).std() < full.std() / 10
     with pytest.raises(CacheStateError, match="cannot roll back 2 tokens"):
         cache.rollback(2)
+
+
+def test_rollback_to_before_the_frame_moved() -> None:
+    """What ages anew there is of the new frame, beside tokens of the old one."""
+    model = tiny.build("llama")
+    cache, plain = quantised(model, block=28), WindowCache(model, 36, block=28)
+    for each in (cache, plain):
+        feed(model, each, tiny.tokens(48), 1)  # an eviction after 37 of them
+        each.ring.rebase()
+        feed(model, each, tiny.tokens(10, seed=4), 1)
+        each.rollback(20)
+    ours, full = (feed(model, each, tiny.tokens(26, seed=2), 1) for each in (cache, plain))
+    assert (ours - full).std() < full.std() / 20
 
 
 @pytest.mark.parametrize("count", [3, 20, 27, 32])

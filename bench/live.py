@@ -98,7 +98,7 @@ def main() -> None:
         figures[f"{part}_started"] = now()
         take(figures, measures[part](engine))
         stored.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    if set(PARTS) <= {name.removesuffix("_started") for name in figures}:
+    if "quality" in figures and "tokens_per_s" in figures:
         live_page.main()
     print(json.dumps({name: value for name, value in figures.items() if name in live_page.ASKED}))
 

@@ -23,7 +23,9 @@ ASKED = ("tokens_per_s_over_ring", "kept_sets_equal")
 
 def blocks(results: dict[str, Any]) -> dict[str, str]:
     """What stands between the markers of the page, by the name of the marker."""
-    out = {"source": _source(results), "speed": _speed(results), "positions": _positions(results)}
+    out = {"source": _source(results), "speed": _speed(results)}
+    if "positions" in results:
+        out["positions"] = _positions(results)
     return out | {f"quality-{text}": _quality(each) for text, each in results["quality"].items()}
 
 
@@ -93,7 +95,8 @@ def draw_needle(results: dict[str, Any], path: Path) -> None:
 def main() -> None:
     """Draw the picture and write the tables into the page, as far as the figures are there."""
     results = json.loads(STORED.read_text(encoding="utf-8"))
-    draw_needle(results, PICTURE)
+    if "needle" in results:
+        draw_needle(results, PICTURE)
     PAGE.write_text(with_blocks(PAGE.read_text(encoding="utf-8"), blocks(results)), encoding="utf-8")
 
 

@@ -51,6 +51,10 @@ class Holdings:
         return self.where.shape[0]
 
     @property
+    def _each(self) -> Int64[np.ndarray, "rows 1"]:
+        return np.arange(self.rows)[:, None]
+
+    @property
     def held(self) -> int:
         """Tokens that lie in slots: the placed ones too, before they are observed."""
         return self.where.shape[1]
@@ -64,13 +68,13 @@ class Holdings:
         else:  # one free slot a row
             new = self.slot_count * (self.slot_count - 1) // 2 - self.where.sum(axis=1, keepdims=True)
         self.where = np.concatenate((self.where, new), axis=1)
-        np.put_along_axis(self.written, new, np.arange(first, first + count)[None], axis=1)
+        self.written[self._each, new] = np.arange(first, first + count)
         return new
 
     def shifts(self, last: int) -> Int64[np.ndarray, "rows held"]:
         """How far the key in each slot in use has to turn, so that all lie one after another up to `last`."""
         wanted = np.empty_like(self.where)
-        np.put_along_axis(wanted, self.where, np.arange(last - self.held + 1, last + 1)[None], axis=1)
+        wanted[self._each, self.where] = np.arange(last - self.held + 1, last + 1)
         return wanted - self.written[:, : self.held]
 
     def observe(self, weights: Float32[np.ndarray, "rows count slots"]) -> Int64[np.ndarray, "rows held"] | None:
@@ -80,17 +84,15 @@ class Holdings:
         lies, and counts on it. Raises UnsupportedModel for weights that are no numbers.
         """
         self._check(weights)
-        signal = self.policy.signal
+        signal, evicts = self.policy.signal, self.held > self.policy.budget
         for index in range(weights.shape[1]):
             before = self.slots.positions.shape[1]
-            if signal.needs and before:
-                given = np.take_along_axis(weights[:, index], self.where[:, :before], axis=1)
-            else:
-                given = None
+            given = weights[self._each, index, self.where[:, :before]] if signal.needs and before else None
             self.slots = step(signal, self.slots, self.seen, given)
             self.seen += 1
-            self._remember(given)
-        return self._evict() if self.held > self.policy.budget else None
+            if not evicts:
+                self._remember(given)
+        return self._evict() if evicts else None
 
     def take_prompt(
         self, first: int, count: int, weights: Float32[np.ndarray, "rows last positions"]
@@ -159,7 +161,7 @@ class Holdings:
         if gone <= 1:
             return None
         lay = self.where
-        self.written[:, : self.held] = np.take_along_axis(self.written, lay, axis=1)
+        self.written[:, : self.held] = self.written[self._each, lay]
         self.where = np.broadcast_to(np.arange(self.held), lay.shape)
         return lay
 

@@ -43,7 +43,8 @@ BLOCK = 128
 class KeptLayer:
     """The slots of one layer: `keys` is `[batch, kv_heads, slots, key_dim]`, `values` likewise.
 
-    `turning` is what closes the gaps between the positions of what is kept; None leaves every key at its distance.
+    `turning` is what closes the gaps between the positions of what is kept, and then keys lie as it arranges them; None
+    leaves every key at its distance.
     """
 
     def __init__(self, shape: Shape, *, batch: int, slots: int, turning: Turning | None) -> None:
@@ -71,16 +72,20 @@ class KeptLayer:
     ) -> tuple[Float[Tensor, "batch heads tokens value_dim"], Float[Tensor, "batch heads tokens held"]]:
         """Write tokens into their slots, `at` counted over all rows; return what they attended to, among the first
         `held` slots, and with which weights."""
+        if self.turning is not None:
+            query, keys = self.turning.arrange(query), self.turning.arrange(keys)
         for side, new in ((self.keys, keys), (self.values, values)):
             side.view(-1, side.shape[-1]).index_copy_(0, at, new.reshape(-1, side.shape[-1]))
         known = self.keys[:, :, :held]
         if self.turning is not None and shifts is not None:
-            known, query = self.turning.close(known, shifts), self.turning.arrange(query)
+            known = self.turning.close(known, shifts)
         weights = attention_weights(query, known, **how)
         return attended(weights, self.values[:, :, :held]), weights
 
     def take_prompt(self, keys: Tensor, values: Tensor, kept: NDArray[np.int64]) -> None:
         """Fill the first slots with the tokens that stay, `kept` being their places in each row."""
+        if self.turning is not None:
+            keys = self.turning.arrange(keys)
         for side, new in ((self.keys, keys), (self.values, values)):
             at = torch.from_numpy(kept).to(side.device).view(*side.shape[:2], -1, 1)
             side[:, :, : kept.shape[1]] = new.gather(2, at.expand(-1, -1, -1, side.shape[3]))

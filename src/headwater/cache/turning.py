@@ -2,8 +2,8 @@
 
 Knows a rotation and a table of its angles. Does not know slots or policies. A key is turned once, from how it was
 written, at every step: nothing drifts, and in half precision nothing is rounded twice. Pairs of dimensions turn as
-complex numbers, which is one pass over the keys; they come out in an order of their own, in which `arrange` puts the
-queries, too.
+complex numbers, which is one pass over the keys, so they lie side by side: keys are kept as `arrange` lays them, and
+queries are laid so, too.
 """
 
 from __future__ import annotations
@@ -33,19 +33,17 @@ class Turning:
     def close(
         self, keys: Shaped[Tensor, "batch kv_heads slots dim"], shifts: Int64[Tensor, "rows slots"]
     ) -> Shaped[Tensor, "batch kv_heads slots dim"]:
-        """A copy of the keys, arranged, each turned by its shift; rows are `batch * kv_heads`."""
-        turns = self._table.index_select(0, shifts.reshape(-1) + self._furthest).view(*keys.shape[:3], -1)
-        pairs = torch.complex(keys[..., self._first].float(), keys[..., self._second].float()).mul_(turns)
-        return self._with_rest(torch.view_as_real(pairs), keys)
+        """A copy of the keys, each turned by its shift; they are arranged. Rows are `batch * kv_heads`."""
+        turned = self._table.index_select(0, shifts.reshape(-1) + self._furthest).view(*keys.shape[:3], -1)
+        count = 2 * turned.shape[-1]
+        turned.mul_(torch.view_as_complex(keys[..., :count].float().unflatten(-1, (-1, 2))))
+        pairs = torch.view_as_real(turned).flatten(-2).to(keys.dtype)
+        return pairs if count == keys.shape[-1] else torch.cat((pairs, keys[..., count:]), -1)
 
-    def arrange(self, query: Shaped[Tensor, "batch heads tokens dim"]) -> Shaped[Tensor, "batch heads tokens dim"]:
-        """The same vectors with their dimensions in the order of `close`."""
-        return self._with_rest(torch.stack((query[..., self._first], query[..., self._second]), -1), query)
-
-    def _with_rest(self, pairs: Tensor, whole: Tensor) -> Tensor:
-        """Pairs as numbers, before the dimensions that do not turn."""
-        turned = pairs.flatten(-2).to(whole.dtype)
-        start, count = self._rotation.start, turned.shape[-1]
-        if count == whole.shape[-1]:
-            return turned
-        return torch.cat((turned, whole[..., :start], whole[..., start + count :]), -1)
+    def arrange(self, vectors: Shaped[Tensor, "batch heads tokens dim"]) -> Shaped[Tensor, "batch heads tokens dim"]:
+        """The same keys or queries with the members of a pair side by side, before the dimensions that do not turn."""
+        pairs = torch.stack((vectors[..., self._first], vectors[..., self._second]), -1).flatten(-2)
+        start, count = self._rotation.start, pairs.shape[-1]
+        if count == vectors.shape[-1]:
+            return pairs
+        return torch.cat((pairs, vectors[..., :start], vectors[..., start + count :]), -1)

@@ -21,12 +21,12 @@ def test_what_the_page_says_of_the_horizon() -> None:
     for way in ("window", "sinks and window"):
         assert all(each["right"] in (0, None) for distance, each in HORIZON[way].items() if distance != "0"), way
     there = HORIZON["sinks and window"]["0"]["right"]
-    for distance in ("1024", "4096"):
-        assert 0.4 * there < HORIZON["with memory"][distance]["right"] < 0.6 * there
+    for distance, share in (("1024", 1 / 3), ("4096", 1 / 4)):
+        assert abs(HORIZON["with memory"][distance]["right"] / there - share) < 0.02
         assert HORIZON["with summaries"][distance]["right"] < 0.05
     brought = [each["brought"] for each in HORIZON["with memory"].values()]
     assert brought[1:] == sorted(brought[1:], reverse=True)
-    assert HORIZON["with memory"]["0"]["right"] > 0.8 * there
+    assert [round(96 * HORIZON[way]["0"]["right"]) for way in ("with memory", "sinks and window")] == [34, 47]
 
 
 def test_what_was_asked_for_holds() -> None:

@@ -22,7 +22,7 @@ BOOK = Path(__file__).parent / "data" / "voyage_of_the_beagle.txt"
 PROMPT, SHARE = 512, 4
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 NEEDLES = (("the lighthouse keeper", "7412"), ("the harbour master", "3958"), ("the old carpenter", "6027"))
-STARTS = (20_000, 60_000, 120_000)
+STARTS = (10_000, 40_000, 70_000)
 """Where in the book the text of each needle begins, in letters."""
 
 
@@ -58,9 +58,10 @@ def _prompt(engine: Engine, needle: tuple[str, str], start: int, depth: float) -
     fact, again = f"\n\nThe secret number of {who} is", f"\n\nThe secret number of {who} is"
     answer, ending = engine.encode(f" {number}"), engine.encode(again)
     said = [*engine.encode(fact), *answer, *engine.encode(".\n\n")]
-    text = engine.encode(BOOK.read_text(encoding="utf-8")[start : start + 8 * PROMPT])[
-        : PROMPT - len(said) - len(ending)
-    ]
+    wanted = PROMPT - len(said) - len(ending)
+    text = engine.encode(BOOK.read_text(encoding="utf-8")[start : start + 8 * PROMPT])[:wanted]
+    if len(text) < wanted:
+        raise SystemExit(f"the book has {len(text)} tokens after letter {start:,}, {wanted} are needed")
     at = int(depth * len(text))
     first = at + len(said) - len(engine.encode(".\n\n")) - len(answer)
     return [*text[:at], *said, *text[at:], *ending], range(first, first + len(answer)), answer

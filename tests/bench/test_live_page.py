@@ -24,3 +24,22 @@ def test_what_was_asked_for_holds() -> None:
     assert set(LOOKING) <= set(ratio)
     assert min(ratio["tova"], ratio["h2o"]) >= 0.85
     assert min(ratio["snapkv"], ratio["pyramidkv"]) >= 0.75
+
+
+def test_what_the_page_says_of_quality() -> None:
+    for by_budget in RESULTS["quality"].values():
+        for budget in ("128", "256", "512"):
+            each = by_budget[budget]
+            perplexity = {name: figures["over_full"] for name, figures in each.items()}
+            assert min(perplexity, key=perplexity.__getitem__) == "snapkv"
+            assert perplexity["tova"] > perplexity["streaming-llm"]
+            assert each["tova"]["retained_mass"] >= max(figures["retained_mass"] for figures in each.values()) - 0.001
+            for figures in each.values():
+                assert abs(figures["retained_mass"] - figures["retained_mass_replayed"]) < 0.012
+
+
+def test_what_the_page_says_of_gaps() -> None:
+    tova, h2o = RESULTS["positions"]["tova"], RESULTS["positions"]["h2o"]
+    for where in ("within", "past"):
+        assert tova["none"][where] < 0.9 * tova["compact"][where]
+        assert abs(h2o["none"][where] / h2o["compact"][where] - 1) < 0.05

@@ -43,3 +43,14 @@ def test_what_the_page_says_of_gaps() -> None:
     for where in ("within", "past"):
         assert tova["none"][where] < 0.9 * tova["compact"][where]
         assert abs(h2o["none"][where] / h2o["compact"][where] - 1) < 0.05
+
+
+def test_what_the_page_says_of_the_number() -> None:
+    found = RESULTS["needle"]
+    assert found["full"]["said"] == [1.0] * 5
+    for name, each in found.items():
+        if name != "full":
+            assert each["said"][:-1] == [0.0] * 4, name
+    for name in ("h2o", "tova", "scissorhands", "snapkv", "pyramidkv"):
+        assert max(found[name]["held"][:-1]) < 0.27
+        assert found[name]["held"][-1] < found["sliding-window"]["held"][-1]
